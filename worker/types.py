@@ -1,0 +1,72 @@
+"""Plain messages between the engine and whoever asks it: requests, token events, load. No tensors, no text."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled and when it stops. Ranges are checked at the edge (`deployments.protocol`, `LLM`).
+
+    temperature 0 is greedy; top_k 0, top_p 1.0 and min_p 0.0 are off. `seed` is always set: whoever takes the
+    request in draws one for an unseeded request. `logprobs` is the number of alternatives reported beside the
+    chosen token (0: the chosen one alone; None: no log-probabilities).
+    """
+
+    max_tokens: int
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    logprobs: int | None = None
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request as the engine takes it. `output_token_ids` (one list per sample) is what a resumed request
+    has already produced; empty for a new one."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    output_token_ids: list[list[int]] = field(default_factory=list)
+    priority: int = 0
+
+
+#: (log-probability of the chosen token, [(token id, log-probability), ...] of the best alternatives, best first)
+TokenLogprobs = tuple[float, list[tuple[int, float]]]
+
+
+@dataclass(slots=True)
+class TokenEvent:
+    """New tokens of one sample, or its end, or both. `token_ids` includes the stop token that ended it.
+
+    finish_reason: None while it goes on, else "stop", "length", "abort" or "error" (then `error` says why).
+    """
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What a worker holds, as the router scores it."""
+
+    num_waiting: int
+    num_running: int
+    num_swapped: int
+    num_queued_tokens: int
+    num_free_blocks: int
+    num_used_blocks: int
