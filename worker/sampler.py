@@ -1,0 +1,165 @@
+"""Rows of logits to token ids and log-probabilities.
+
+Owns the order of operations of one sampled token. Knows neither sequences nor the cache; it keeps no state between
+calls, and no row's settings reach another row's result.
+
+A token is the argmax of its decision scores: the logits with the request's edits (`score_edits`), and, unless the
+row is greedy, divided by the temperature, cut to the survivors of top-k, top-p and min-p (`survivors`) and shifted
+by Gumbel noise (`noise`). That is a draw from the softmax of what survived. Equal scores go to the lowest token id.
+Log-probabilities are the log-softmax of the raw logits: temperature, edits and cuts do not show in them.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from worker.noise import gumbel, row_key
+from worker.score_edits import edit_scores, edits_scores
+from worker.survivors import survivor_mask
+from worker.types import SamplingParams, TokenLogprobs
+
+#: below it a row is greedy. Noise is at most 37, so logits would have to lie within 0.037 for it to matter, and
+#: what divides by less than this overflows sooner than it randomizes.
+MIN_TEMPERATURE = 1e-3
+#: what a log-probability of minus infinity is reported as: it must be a number in JSON
+LOGPROB_FLOOR = -9999.0
+#: scores handled at once, in elements: bounds the float64 and int64 temporaries to some tens of megabytes
+NUM_SCORES_AT_ONCE = 1 << 22
+
+
+@dataclass(slots=True)
+class SampleRow:
+    """One token to choose. `position` is its absolute position: the number of known tokens before it.
+
+    Several rows may name one `logits_row` (the n first tokens of a group). The token lists are only read, and only
+    for penalties and `min_tokens`.
+    """
+
+    logits_row: int
+    params: SamplingParams
+    sample_index: int
+    position: int
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+
+
+@dataclass(slots=True)
+class SampledToken:
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+class Sampler:
+    """Chooses ids below `vocab_size` only: columns past it are padding of the model's output layer."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: Iterable[int], device: torch.device | str) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._device = torch.device(device)
+
+    def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[SampledToken]:
+        """One token for each of `rows`, in order, from float32 `logits` [logits rows, at least vocab_size].
+
+        `logits` is not changed. Greedy rows without edits cost one argmax and, together, one copy to the host.
+        """
+        if not rows:
+            return []
+        logits = logits[:, : self._vocab_size]
+        scored = [place for place, row in enumerate(rows) if not _is_plain_argmax(row)]
+        if len(scored) < len(rows):
+            best = logits.argmax(dim=-1)
+            chosen = best[self._index([row.logits_row for row in rows])]
+        else:
+            chosen = torch.empty(len(rows), dtype=torch.int64, device=self._device)
+        if scored:
+            chosen[self._index(scored)] = self._choose(logits, [rows[place] for place in scored])
+        sampled = [SampledToken(token_id, None) for token_id in chosen.tolist()]
+        self._fill_logprobs(logits, rows, sampled)
+        return sampled
+
+    def decision_scores(self, logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
+        """float32 [rows, vocab_size]: the scores whose argmax `sample` returns; -inf where nothing survived."""
+        scores = logits[self._index([row.logits_row for row in rows]), : self._vocab_size]
+        for place, row in enumerate(rows):
+            if edits_scores(row.params, len(row.output_token_ids)):
+                edit_scores(
+                    scores[place],
+                    row.params,
+                    row.prompt_token_ids,
+                    row.output_token_ids,
+                    self._eos_token_ids,
+                )
+        random = [place for place, row in enumerate(rows) if not _is_greedy(row.params)]
+        for cut in (False, True):
+            places = [place for place in random if _cuts(rows[place].params) == cut]
+            if places:
+                index = self._index(places)
+                scores[index] = self._perturbed(scores[index], [rows[place] for place in places], cut=cut)
+        return scores
+
+    def _choose(self, logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
+        num_rows_at_once = max(1, NUM_SCORES_AT_ONCE // logits.shape[1])
+        slices = [rows[start : start + num_rows_at_once] for start in range(0, len(rows), num_rows_at_once)]
+        return torch.cat([self.decision_scores(logits, part).argmax(dim=-1) for part in slices])
+
+    def _perturbed(self, scores: torch.Tensor, rows: list[SampleRow], *, cut: bool) -> torch.Tensor:
+        """Noise for the whole vocabulary in one pass, or for the survivors alone: the same noise either way."""
+        params = [row.params for row in rows]
+        temperatures = torch.tensor([param.temperature for param in params], device=self._device)
+        scores = scores / temperatures.unsqueeze(1)
+        keys = self._index([row_key(row.params.seed, row.sample_index, row.position) for row in rows])
+        if not cut:
+            token_ids = torch.arange(scores.shape[1], device=self._device)
+            return scores + gumbel(keys.unsqueeze(1), token_ids)
+        survivors = survivor_mask(
+            scores,
+            [param.top_k for param in params],
+            [param.top_p for param in params],
+            [param.min_p for param in params],
+        )
+        row_ids, token_ids = survivors.nonzero(as_tuple=True)
+        perturbed = torch.full_like(scores, -torch.inf)
+        perturbed[row_ids, token_ids] = scores[row_ids, token_ids] + gumbel(keys[row_ids], token_ids)
+        return perturbed
+
+    def _fill_logprobs(self, logits: torch.Tensor, rows: list[SampleRow], sampled: list[SampledToken]) -> None:
+        """Rows that ask for equally many alternatives share one pass; others never see them."""
+        places_by_count: dict[int, list[int]] = {}
+        for place, row in enumerate(rows):
+            if row.params.logprobs is not None:
+                places_by_count.setdefault(row.params.logprobs, []).append(place)
+        for count, places in places_by_count.items():
+            raw = logits[self._index([rows[place].logits_row for place in places])]
+            normalizer = raw.logsumexp(dim=-1, keepdim=True)
+            token_ids = self._index([sampled[place].token_id for place in places]).unsqueeze(1)
+            own = (raw.gather(1, token_ids) - normalizer).squeeze(1).tolist()
+            top = raw.topk(min(count, raw.shape[1]), dim=-1)
+            top_values, top_ids = (top.values - normalizer).tolist(), top.indices.tolist()
+            for place, value, values, ids in zip(places, own, top_values, top_ids, strict=True):
+                best_first = sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
+                sampled[place].logprobs = (
+                    _floored(value),
+                    [(token_id, _floored(logprob)) for token_id, logprob in best_first],
+                )
+
+    def _index(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _is_greedy(params: SamplingParams) -> bool:
+    """Also where only one token can survive: the best one, without noise, is then the same answer for less."""
+    return params.temperature < MIN_TEMPERATURE or params.top_k == 1 or params.top_p <= 0
+
+
+def _is_plain_argmax(row: SampleRow) -> bool:
+    return _is_greedy(row.params) and not edits_scores(row.params, len(row.output_token_ids))
+
+
+def _cuts(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+
+
+def _floored(logprob: float) -> float:
+    return max(logprob, LOGPROB_FLOOR) if math.isfinite(logprob) else LOGPROB_FLOOR

@@ -1,0 +1,58 @@
+"""Edits that a request makes to its own scores before a token is chosen: logit bias, penalties, min_tokens.
+
+Owns the formulas. Knows nothing of temperature, noise or other rows; it changes the one row it is given, in place.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from worker.types import SamplingParams
+
+
+def edits_scores(params: SamplingParams, num_output_tokens: int) -> bool:
+    """Whether `edit_scores` would change anything."""
+    return bool(
+        params.logit_bias
+        or params.repetition_penalty != 1.0
+        or params.presence_penalty
+        or params.frequency_penalty
+        or num_output_tokens < params.min_tokens
+    )
+
+
+def edit_scores(
+    scores: torch.Tensor,
+    params: SamplingParams,
+    prompt_token_ids: Sequence[int],
+    output_token_ids: Sequence[int],
+    eos_token_ids: Iterable[int],
+) -> None:
+    """Change float32 `scores` [vocabulary] in place: bias first, then penalties, then the ban on early ends.
+
+    The repetition penalty sees prompt and output, presence and frequency the output only. While there are fewer
+    than `min_tokens` output tokens, stop tokens cannot be chosen: those of the request, and the model's EOS unless
+    the request ignores it anyway. Ids beyond the vocabulary are passed over: the edge refuses them.
+    """
+    if params.logit_bias:
+        bias = {token_id: value for token_id, value in params.logit_bias if 0 <= token_id < len(scores)}
+        ids = _ids(bias, scores)
+        scores[ids] += torch.tensor(list(bias.values()), dtype=scores.dtype, device=scores.device)
+    if params.repetition_penalty != 1.0:
+        ids = _ids({*prompt_token_ids, *output_token_ids}, scores)
+        seen = scores[ids]
+        penalty = params.repetition_penalty
+        scores[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
+    if (params.presence_penalty or params.frequency_penalty) and output_token_ids:
+        ids, counts = _ids(output_token_ids, scores).unique(return_counts=True)
+        scores[ids] -= params.frequency_penalty * counts + params.presence_penalty
+    if len(output_token_ids) < params.min_tokens:
+        ending = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            ending.update(eos_token_ids)
+        scores[_ids(ending, scores)] = -torch.inf
+
+
+def _ids(token_ids: Iterable[int], scores: torch.Tensor) -> torch.Tensor:
+    known = [token_id for token_id in token_ids if 0 <= token_id < len(scores)]
+    return torch.tensor(known, dtype=torch.int64, device=scores.device)

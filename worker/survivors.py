@@ -1,0 +1,78 @@
+"""Which tokens survive top-k, top-p and min-p. Owns no state; knows neither requests nor noise.
+
+Each row is judged by its own numbers alone: no size, limit or order in here comes from another row.
+"""
+
+import math
+
+import torch
+
+#: how many of the best scores are ranked at first; a row whose limits reach past them is ranked whole
+NUM_RANKED = 1024
+
+
+def survivor_mask(scores: torch.Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> torch.Tensor:
+    """bool [rows, vocabulary] of the tokens that may be drawn from float32 `scores` (logits over temperature).
+
+    top-k keeps the k best (0: off). top-p keeps, of those and renormalized over them, the fewest best tokens whose
+    mass reaches p (1.0: off). min-p keeps what has at least that share of the best token's probability (0.0: off).
+    Equal scores at a border go to the lower token id. The best token always survives.
+    """
+    mask = torch.ones_like(scores, dtype=torch.bool)
+    if any(min_p):
+        floors = [math.log(share) if share > 0 else -math.inf for share in min_p]
+        distance = torch.tensor(floors, dtype=scores.dtype, device=scores.device).unsqueeze(1)
+        mask &= scores >= scores.amax(dim=-1, keepdim=True) + distance
+    ranked_rows = [row for row, k in enumerate(top_k) if k > 0 or top_p[row] < 1]
+    if ranked_rows:
+        index = torch.tensor(ranked_rows, device=scores.device)
+        vocab_size = scores.shape[1]
+        k_limits = [[min(top_k[row], vocab_size) if top_k[row] > 0 else vocab_size] for row in ranked_rows]
+        p_limits = [[top_p[row]] for row in ranked_rows]
+        mask[index] &= _best_of(
+            scores[index],
+            torch.tensor(k_limits, device=scores.device),
+            torch.tensor(p_limits, device=scores.device, dtype=torch.float64),
+        )
+    return mask
+
+
+def _best_of(scores: torch.Tensor, k_limits: torch.Tensor, p_limits: torch.Tensor) -> torch.Tensor:
+    vocab_size = scores.shape[1]
+    num_ranked = min(NUM_RANKED, vocab_size)
+    ranked = scores.topk(num_ranked, dim=-1).values
+    whole_mass = (scores - ranked[:, :1]).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
+    num_kept = _num_kept(ranked, whole_mass, k_limits, p_limits)
+    border = ranked.gather(1, num_kept - 1)
+    reaches_past = (k_limits > num_ranked) & ((num_kept == num_ranked) | (k_limits < vocab_size))
+    rows = reaches_past.squeeze(1).nonzero().squeeze(1)
+    if rows.numel():
+        ranked = scores[rows].sort(dim=-1, descending=True).values
+        num_kept[rows] = _num_kept(ranked, whole_mass[rows], k_limits[rows], p_limits[rows])
+        border[rows] = ranked.gather(1, num_kept[rows] - 1)
+    return _above(scores, border, num_kept)
+
+
+def _num_kept(
+    ranked: torch.Tensor, whole_mass: torch.Tensor, k_limits: torch.Tensor, p_limits: torch.Tensor
+) -> torch.Tensor:
+    """int64 [rows, 1]: how many of the best survive, given scores in falling order and the mass of the whole row.
+
+    Sums run in float64: their order may differ with the number of rows, and then differs far below any decision.
+    """
+    in_k = torch.arange(ranked.shape[1], device=ranked.device) < k_limits
+    mass = (ranked - ranked[:, :1]).exp_().double().masked_fill_(~in_k, 0.0)
+    total = torch.where(k_limits <= ranked.shape[1], mass.sum(dim=-1, keepdim=True), whole_mass)
+    mass_before = mass.cumsum(dim=-1) - mass
+    kept = in_k & ((mass_before < p_limits * total) | (p_limits >= 1))
+    return kept.sum(dim=-1, keepdim=True).clamp_(min=1)
+
+
+def _above(scores: torch.Tensor, border: torch.Tensor, num_kept: torch.Tensor) -> torch.Tensor:
+    """The `num_kept` best of each row, given the score of the last of them."""
+    above = scores > border
+    at_border = scores == border
+    num_wanted = num_kept - above.sum(dim=-1, keepdim=True)
+    if bool((at_border.sum(dim=-1, keepdim=True) > num_wanted).any()):
+        at_border &= at_border.cumsum(dim=-1) <= num_wanted
+    return above | at_border
