@@ -1,0 +1,121 @@
+"""A model's chat template: messages to ids. Contents of messages can never become control tokens.
+
+Templates run in Transformers' sandbox. Knows nothing of requests; roles are checked where they enter.
+"""
+
+import copy
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import tokenizers
+
+#: What a template can raise, besides its own errors, when messages are not as it expects them.
+_PYTHON_ERRORS_OF_TEMPLATES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+
+
+class ChatTemplateError(ValueError):
+    """The messages cannot be turned into a prompt; the text says why, in the template's own words where it has any."""
+
+
+class ChatTemplate:
+    """Renders and encodes conversations.
+
+    Where a content holds the text of a control token (a special token, one that the template itself writes, or
+    one of the form <|...|>), the token is put between two private marks before rendering, so that templates
+    which look for it still find it. After rendering, each marked token is cut apart by a third mark, which the
+    tokenizer knows as a token of its own: no token can reach across it, and its id is dropped from the result.
+    """
+
+    def __init__(self, wrapper: Any, backend: tokenizers.Tokenizer, chat_template: str | None) -> None:
+        self._wrapper = wrapper
+        self._backend = backend
+        self._template = chat_template
+        if chat_template is None and wrapper.chat_template is not None:
+            self._template = wrapper.get_chat_template()
+        self._open, self._close, self._cut = (_private_mark() for _ in range(3))
+        added = backend.get_added_tokens_decoder().values()
+        control_tokens = [token for token in added if _is_control(token, self._template or "")]
+        texts = sorted((re.escape(token.content) for token in control_tokens), key=len, reverse=True)
+        self._control = re.compile("|".join(texts) or "(?!)")
+        self._marked = re.compile(f"{self._open}({self._control.pattern}){self._close}|{self._open}|{self._close}")
+        # A token that cannot be cut apart, or that matches text which only looks like it, cannot be kept out.
+        self._uncuttable = {token.content for token in control_tokens if len(token.content) == 1}
+        self._normalized = [token.content for token in control_tokens if token.normalized]
+        self._cutting_backend: tokenizers.Tokenizer | None = None
+        if self._template is not None and control_tokens:
+            self._cutting_backend = copy.deepcopy(backend)
+            self._cutting_backend.add_special_tokens([tokenizers.AddedToken(self._cut, normalized=False)])
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        if not any(self._holds_control_token(value) for message in messages for value in _contents(message)):
+            ids: list[int] = self._backend.encode(self._render(messages, options), add_special_tokens=False).ids
+            return ids
+        assert self._cutting_backend is not None
+        marked = [
+            {key: value if key == "role" else self._mark(value) for key, value in message.items()}
+            for message in messages
+        ]
+        rendered = self._marked.sub(self._cut_apart, self._render(marked, options))
+        cut_id = self._cutting_backend.token_to_id(self._cut)
+        found = self._cutting_backend.encode(rendered, add_special_tokens=False).ids
+        return [token_id for token_id in found if token_id != cut_id]
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        if self._template is None:
+            raise ChatTemplateError("the model has no chat template; start the server with --chat-template")
+        try:
+            rendered: str = self._wrapper.apply_chat_template(
+                [dict(message) for message in messages], chat_template=self._template, tokenize=False, **options
+            )
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(error.message or type(error).__name__) from error
+        except _PYTHON_ERRORS_OF_TEMPLATES as error:
+            # Such a message could quote the conversation, so only its kind is passed on.
+            raise ChatTemplateError(f"the chat template failed on these messages ({type(error).__name__})") from error
+        return rendered
+
+    def _holds_control_token(self, text: str) -> bool:
+        if any(token in text for token in self._uncuttable):
+            raise ChatTemplateError("a message holds a control token of the model that cannot be taken as plain text")
+        if self._control.search(text) is not None:
+            return True
+        if self._normalized and self._backend.normalizer is not None:
+            normalized = self._backend.normalizer.normalize_str(text)
+            if any(token in normalized for token in self._normalized):
+                raise ChatTemplateError("a message holds text that the tokenizer would read as a control token")
+        return False
+
+    def _mark(self, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return self._control.sub(lambda match: f"{self._open}{match[0]}{self._close}", value)
+
+    def _cut_apart(self, match: re.Match[str]) -> str:
+        """A marked token, cut so that no control token is left in it; a mark alone (the template took the token
+        out between two of them) is a cut too, so that its neighbours do not join."""
+        if match[1] is None:
+            return self._cut
+        pieces, rest = [], match[1]
+        while (inner := self._control.search(rest)) is not None:
+            pieces.append(rest[: inner.start() + 1])
+            rest = rest[inner.start() + 1 :]
+        return self._cut + self._cut.join([*pieces, rest]) + self._cut
+
+
+def _is_control(token: tokenizers.AddedToken, template: str) -> bool:
+    text = token.content
+    if not text or text.isspace():
+        return False
+    return token.special or text in template or (text.startswith("<|") and text.endswith("|>"))
+
+
+def _contents(message: Mapping[str, Any]) -> list[str]:
+    return [value for key, value in message.items() if key != "role" and isinstance(value, str)]
+
+
+def _private_mark() -> str:
+    """Eight private-use characters that no client can guess; they have no case and are no white space."""
+    return "".join(chr(random.SystemRandom().randrange(0xE000, 0xF900)) for _ in range(8))
