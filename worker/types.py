@@ -62,7 +62,10 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What a worker holds, as the router scores it."""
+    """What a worker holds, as the router scores it and the gauges show it.
+
+    Blocks without `host` in their name are the device's; free ones include those that are only cached.
+    """
 
     num_waiting: int
     num_running: int
@@ -70,3 +73,6 @@ class EngineLoad:
     num_queued_tokens: int
     num_free_blocks: int
     num_used_blocks: int
+    num_used_host_blocks: int = 0
+    num_free_host_blocks: int = 0
+    num_used_host_blocks: int = 0

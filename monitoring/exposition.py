@@ -1,0 +1,69 @@
+"""The store's series in Prometheus' text format. Knows the metric table; counts nothing and keeps nothing."""
+
+from collections.abc import Iterable
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric as MetricFamily
+from prometheus_client.registry import Collector
+
+from monitoring.metrics_store import MetricsStore, Series
+from monitoring.table import METRICS, WORKER_UP, Metric, MetricKind
+
+
+class StoreCollector(Collector):
+    """Reads the store once a scrape, so that all series of one answer belong together."""
+
+    def __init__(self, store: MetricsStore) -> None:
+        self._store = store
+
+    def collect(self) -> Iterable[MetricFamily]:
+        series = self._store.series()
+        return [_family(metric, series) for metric in METRICS.values()]
+
+
+def registry_of(store: MetricsStore) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(StoreCollector(store))
+    return registry
+
+
+def render(registry: CollectorRegistry) -> str:
+    return generate_latest(registry).decode()
+
+
+def _family(metric: Metric, all_series: list[Series]) -> MetricFamily:
+    mine = [series for series in all_series if tuple(name for name, _ in series.labels) == metric.identity]
+    if metric.kind is MetricKind.HISTOGRAM:
+        return _histogram_family(metric, mine)
+    own_label = [metric.label] if metric.label is not None else []
+    family_class = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
+    family = family_class(metric.name, metric.help, labels=[*metric.identity, *own_label])
+    for series in mine:
+        identity = [value for _, value in series.labels]
+        for label_value, number in _numbers(metric, series).items():
+            family.add_metric([*identity, label_value] if own_label else identity, number)
+    return family
+
+
+def _numbers(metric: Metric, series: Series) -> dict[str, float]:
+    if metric is WORKER_UP:
+        return {} if series.is_up is None else {"": float(series.is_up)}
+    if metric.kind is MetricKind.COUNTER:
+        return series.totals["counters"][metric.name]
+    return {} if series.gauges is None else series.gauges[metric.name]
+
+
+def _histogram_family(metric: Metric, mine: list[Series]) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.identity)
+    bounds = [*(str(bound) for bound in metric.buckets), "+Inf"]
+    for series in mine:
+        totals = series.totals["histograms"][metric.name]
+        buckets = list(zip(bounds, accumulate(totals["counts"]), strict=True))
+        family.add_metric([value for _, value in series.labels], buckets, totals["sum"])
+    return family

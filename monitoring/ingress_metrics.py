@@ -1,0 +1,33 @@
+"""What an ingress replica counts: requests, their tokens and latencies. Knows nothing of steps or blocks."""
+
+from monitoring.accumulator import Accumulator, Snapshot
+
+_ANSWERED = ("stop", "length")
+
+
+class IngressMetrics:
+    """Request series of one ingress replica. Called from its event loop alone."""
+
+    def __init__(self, model: str) -> None:
+        self._accumulator = Accumulator({"model": model})
+
+    def first_token(self, ttft_s: float) -> None:
+        """Once for each request that produced a token."""
+        self._accumulator.observe("stallfree_time_to_first_token_seconds", ttft_s)
+
+    def inter_token(self, gap_s: float) -> None:
+        self._accumulator.observe("stallfree_inter_token_latency_seconds", gap_s)
+
+    def tokens_delivered(self, n: int) -> None:
+        self._accumulator.inc("stallfree_generation_tokens_total", n)
+
+    def request_finished(self, finish_reason: str, prompt_tokens: int, e2e_s: float) -> None:
+        """Once for each request, however it ended. Only whole answers enter the latency histogram: a client
+        that left or a failure after a millisecond says nothing about how long an answer takes."""
+        self._accumulator.inc("stallfree_requests_total", 1, finish_reason)
+        self._accumulator.inc("stallfree_prompt_tokens_total", prompt_tokens)
+        if finish_reason in _ANSWERED:
+            self._accumulator.observe("stallfree_e2e_request_latency_seconds", e2e_s)
+
+    def snapshot(self) -> Snapshot:
+        return self._accumulator.snapshot()

@@ -1,0 +1,118 @@
+"""The named Ray actor that keeps an application's metrics, and its scrape port.
+
+It outlives the workers and ingress replicas that push to it. Knows nothing of what they do.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from threading import Thread
+from typing import Any
+from wsgiref.simple_server import WSGIServer
+
+import ray
+from prometheus_client import start_http_server
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from monitoring.accumulator import Snapshot
+from monitoring.exposition import registry_of, render
+from monitoring.metrics_store import Inheritance, MetricsStore
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "serve"
+_HEAD_RESOURCE = "node:__internal_head__"
+
+
+class MetricsActor:
+    """The store behind remote calls. `port` 0 opens no scrape port; the ingress's `/metrics` works either way."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._store = MetricsStore(time.monotonic)
+        self._registry = registry_of(self._store)
+        self._address: tuple[str, int] | None = None
+        self._server: tuple[WSGIServer, Thread] | None = None
+        self.listen(host, port)
+
+    def push(self, source: str, epoch: str, snapshot: Snapshot, inheritance: Inheritance | None = None) -> Inheritance:
+        return self._store.push(source, epoch, snapshot, inheritance)
+
+    def drop(self, source: str, epoch: str | None = None) -> None:
+        self._store.drop(source, epoch)
+
+    def render(self) -> str:
+        return render(self._registry)
+
+    def listen(self, host: str, port: int) -> bool:
+        """Serve scrapes at this address and no other. False: there is no scrape port, by wish or because the
+        address is taken, which is logged once and no reason to count nothing; asking again tries again."""
+        is_new_address = self._address != (host, port)
+        if self._server is not None and not is_new_address:
+            return True
+        self._stop_listening()
+        self._address = (host, port)
+        if port == 0:
+            return False
+        try:
+            self._server = start_http_server(port, addr=host, registry=self._registry)
+        except OSError as error:
+            if is_new_address:
+                logger.error(
+                    "no scrape port for metrics at %s:%d (%s); /metrics of the HTTP server still works",
+                    host,
+                    port,
+                    error,
+                )
+            return False
+        return True
+
+    def _stop_listening(self) -> None:
+        if self._server is not None:
+            server, thread = self._server
+            server.shutdown()
+            server.server_close()
+            thread.join()
+            self._server = None
+
+
+def actor_name(app_name: str) -> str:
+    return f"stallfree-metrics-{app_name}"
+
+
+def get_or_create(app_name: str, host: str, port: int) -> ActorHandle[Any]:
+    """The application's metrics actor, on the head node if that has room for it (its scrape port should stay put).
+
+    Any number of processes may call this at once; all get the same actor. The last caller's address holds."""
+    options: dict[str, Any] = {
+        "name": actor_name(app_name),
+        "namespace": NAMESPACE,
+        "get_if_exists": True,
+        "lifetime": "detached",
+        "num_cpus": 0,
+        "max_restarts": -1,
+    }
+    head_node_id = _head_node_id()
+    if head_node_id is not None:
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(head_node_id, soft=True)
+    actor_class: Any = ray.remote(MetricsActor)
+    actor: ActorHandle[Any] = actor_class.options(**options).remote(host, port)
+    actor.listen.remote(host, port)  # an actor that was there already may listen elsewhere
+    return actor
+
+
+def _head_node_id() -> str | None:
+    list_nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
+    for node in list_nodes():
+        if node["Alive"] and _HEAD_RESOURCE in node["Resources"]:
+            return str(node["NodeID"])
+    return None
+
+
+def remove(app_name: str) -> None:
+    """End the application's actor, and with it its history: for whoever takes the application down for good."""
+    try:
+        actor = ray.get_actor(actor_name(app_name), namespace=NAMESPACE)
+    except ValueError:
+        return
+    ray.kill(actor)

@@ -1,0 +1,74 @@
+"""What a worker counts: steps, chunks, preemptions, swaps, queues and blocks, read from its step records.
+
+Knows nothing of requests' texts or latencies, and makes no step wait: whoever holds it folds between steps.
+"""
+
+from typing import Protocol
+
+from monitoring.accumulator import Accumulator, Snapshot
+from scheduler.records import StepRecord
+
+
+class WorkerLoad(Protocol):
+    """Counts of requests and of blocks as they are now; free blocks include those that are only cached."""
+
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_swapped(self) -> int: ...
+    @property
+    def num_free_blocks(self) -> int: ...
+    @property
+    def num_used_blocks(self) -> int: ...
+    @property
+    def num_free_host_blocks(self) -> int: ...
+    @property
+    def num_used_host_blocks(self) -> int: ...
+
+
+class WorkerMetrics:
+    """Series of the worker with this rank. `last_step_id` is the newest step folded: read on from there."""
+
+    def __init__(self, model: str, worker: int) -> None:
+        self._accumulator = Accumulator({"model": model, "worker": str(worker)})
+        self.last_step_id = -1
+
+    def fold(self, records: list[StepRecord]) -> None:
+        """Count each step of `records` (oldest first) once. Steps still running at the end of the list are
+        left for the next call; steps up to `last_step_id` were counted, so overlapping lists do no harm."""
+        num_ended = len(records)
+        while num_ended and records[num_ended - 1].duration_s is None:
+            num_ended -= 1
+        for record in records[:num_ended]:
+            if record.step_id > self.last_step_id:
+                self._fold_step(record)
+                self.last_step_id = record.step_id
+
+    def _fold_step(self, record: StepRecord) -> None:
+        count = self._accumulator
+        count.observe("stallfree_step_tokens", record.num_batched_tokens)
+        if record.duration_s is not None:
+            count.observe("stallfree_step_seconds", record.duration_s)
+        for chunk in record.prefill_chunks:
+            count.observe("stallfree_prefill_chunk_tokens", chunk.end - chunk.start)
+        for preemption in record.preemptions:
+            count.inc("stallfree_preemptions_total", 1, preemption.mode)
+            count.inc("stallfree_discarded_tokens_total", preemption.num_discarded_tokens)
+        count.inc("stallfree_swapped_blocks_total", record.num_blocks_swapped_in, "in")
+        count.inc("stallfree_swapped_blocks_total", record.num_blocks_swapped_out, "out")
+
+    def set_load(self, load: WorkerLoad) -> None:
+        """The worker as it is now, not as it was at its last step: cancels change it between steps."""
+        gauge = self._accumulator.set
+        gauge("stallfree_num_requests_waiting", load.num_waiting)
+        gauge("stallfree_num_requests_running", load.num_running)
+        gauge("stallfree_num_requests_swapped", load.num_swapped)
+        gauge("stallfree_kv_blocks_used", load.num_used_blocks, "device")
+        gauge("stallfree_kv_blocks_used", load.num_used_host_blocks, "host")
+        gauge("stallfree_kv_blocks", load.num_free_blocks + load.num_used_blocks, "device")
+        gauge("stallfree_kv_blocks", load.num_free_host_blocks + load.num_used_host_blocks, "host")
+
+    def snapshot(self) -> Snapshot:
+        return self._accumulator.snapshot()
