@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from worker.text.chat import ChatTemplate
 from worker.text.detokenizer import Detokenizer
 
+
 class TokenizerError(ValueError):
     """The model's folder holds no tokenizer that can be used here."""
 
