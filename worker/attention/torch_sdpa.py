@@ -1,0 +1,201 @@
+"""Paged attention by PyTorch's own `scaled_dot_product_attention`: any device, block size and dtype.
+
+This backend is the oracle of the others: plain gathers, exact masks. It knows blocks and rows, not requests.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kv_cache.tensor_pool import TensorPool
+from worker.attention.backend import AttentionBatch, AttentionFeatures, AttentionNotSupported
+
+#: Queries of a prefill row are taken in blocks of this many: it bounds the mask and skips keys nobody sees.
+QUERY_BLOCK = 512
+
+
+@dataclass(slots=True, eq=False)
+class _DecodeGroup:
+    """Decode rows of similar length in one padded call. tokens [D]: their places in the flat batch; blocks
+    [D, columns]: the blocks they read; mask [D, 1, 1, columns * block_size]: True where a key is seen."""
+
+    tokens: torch.Tensor
+    blocks: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(slots=True, eq=False)
+class _PrefillBlock:
+    """Queries [first, last) of the flat batch, all of one row, against keys [key_first, key_last) of that row."""
+
+    first: int
+    last: int
+    key_first: int
+    key_last: int
+    mask: torch.Tensor
+
+
+@dataclass(slots=True, eq=False)
+class _PrefillRow:
+    blocks: torch.Tensor
+    context_len: int
+    queries: list[_PrefillBlock]
+
+
+class TorchSdpaBackend:
+    """Decode rows run in padded groups, prefill rows one by one. Gathers and masks are made once a step per
+    window size and shared by all layers."""
+
+    name = "torch_sdpa"
+    features = AttentionFeatures(sliding_window=True, softcap=False, sinks=False)
+
+    def __init__(self, tensor_pool: TensorPool) -> None:
+        self._pool = tensor_pool
+        self._batch: AttentionBatch | None = None
+        self._plans: dict[int | None, tuple[list[_DecodeGroup], list[_PrefillRow]]] = {}
+
+    def begin(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+        self._plans.clear()
+
+    def forward(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if softcap is not None:
+            raise AttentionNotSupported(f"attention backend {self.name} does not implement logit softcapping")
+        if sinks is not None:
+            raise AttentionNotSupported(f"attention backend {self.name} does not implement attention sinks")
+        batch = self._batch
+        assert batch is not None, "begin() comes before forward()"
+        keys, values = self._pool.key_value(layer)
+        _write(keys, key, batch)
+        _write(values, value, batch)
+        plan = self._plans.get(sliding_window)
+        if plan is None:
+            plan = self._plans[sliding_window] = _plan(batch, self._pool.block_size, sliding_window)
+        output = torch.empty_like(query)
+        for group in plan[0]:
+            output[group.tokens] = _attend_decodes(group, query[group.tokens], keys, values, scale)
+        for row in plan[1]:
+            _attend_prefill(row, query, keys, values, scale, output)
+        return output
+
+
+def _write(cache: torch.Tensor, new: torch.Tensor, batch: AttentionBatch) -> None:
+    # A started block may hold another sequence's leftovers. They are masked, but zero times NaN is NaN: one
+    # overflowing request must not reach the next owner of its blocks.
+    if batch.started_blocks.numel():
+        cache.index_fill_(0, batch.started_blocks, 0)
+    cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, new.to(cache.dtype))
+
+
+def _plan(batch: AttentionBatch, block_size: int, window: int | None) -> tuple[list[_DecodeGroup], list[_PrefillRow]]:
+    decodes: dict[int, list[tuple[int, int, int, int]]] = {}
+    prefills: list[_PrefillRow] = []
+    first = 0
+    for row, (query_len, context_len) in enumerate(zip(batch.query_lens, batch.row_context_lens, strict=True)):
+        if query_len == 1:
+            first_seen = 0 if window is None else max(0, context_len - window)
+            first_column = first_seen // block_size
+            num_columns = (context_len - 1) // block_size + 1 - first_column
+            # Rows whose lengths share a power of two go together, so that padding at most doubles the work.
+            decodes.setdefault(num_columns.bit_length(), []).append((row, first, first_column, num_columns))
+        else:
+            prefills.append(_plan_prefill(batch, row, first, query_len, context_len, block_size, window))
+        first += query_len
+    groups = [_plan_decodes(batch, members, block_size, window) for members in decodes.values()]
+    return groups, prefills
+
+
+def _plan_decodes(
+    batch: AttentionBatch, members: list[tuple[int, int, int, int]], block_size: int, window: int | None
+) -> _DecodeGroup:
+    device = batch.block_tables.device
+    rows, tokens, first_columns, nums_columns = torch.tensor(members, device=device).unbind(1)
+    num_columns = max(member[3] for member in members)
+    columns = first_columns[:, None] + torch.arange(num_columns, device=device)
+    is_used = torch.arange(num_columns, device=device) < nums_columns[:, None]
+    # Columns past a row's own blocks read the null block, whatever the table says there.
+    clamped = columns.clamp(max=batch.block_tables.shape[1] - 1)
+    blocks = batch.block_tables[rows].gather(1, clamped).masked_fill(~is_used, 0)
+    key_positions = (columns[:, :, None] * block_size + torch.arange(block_size, device=device)).flatten(1)
+    context_lens = batch.context_lens[rows][:, None]
+    mask = key_positions < context_lens
+    if window is not None:
+        mask &= key_positions >= context_lens - window
+    return _DecodeGroup(tokens, blocks, mask[:, None, None, :])
+
+
+def _plan_prefill(
+    batch: AttentionBatch,
+    row: int,
+    first: int,
+    query_len: int,
+    context_len: int,
+    block_size: int,
+    window: int | None,
+) -> _PrefillRow:
+    device = batch.block_tables.device
+    start = context_len - query_len
+    queries = []
+    for offset in range(0, query_len, QUERY_BLOCK):
+        end = min(offset + QUERY_BLOCK, query_len)
+        key_last = start + end
+        key_first = 0 if window is None else max(0, start + offset - window + 1)
+        query_positions = torch.arange(start + offset, key_last, device=device)[:, None]
+        key_positions = torch.arange(key_first, key_last, device=device)
+        mask = key_positions <= query_positions
+        if window is not None:
+            mask &= key_positions > query_positions - window
+        queries.append(_PrefillBlock(first + offset, first + end, key_first, key_last, mask))
+    blocks = batch.block_tables[row, : (context_len - 1) // block_size + 1]
+    return _PrefillRow(blocks, context_len, queries)
+
+
+def _attend_decodes(
+    group: _DecodeGroup, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+) -> torch.Tensor:
+    num_rows, num_heads, head_size = query.shape
+    num_kv_heads = keys.shape[2]
+    # The query heads of one key-value head stand where a sequence of queries would: no key is repeated.
+    grouped = query.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_size)
+    row_keys = keys[group.blocks].flatten(1, 2).transpose(1, 2)
+    row_values = values[group.blocks].flatten(1, 2).transpose(1, 2)
+    attended = scaled_dot_product_attention(
+        grouped.to(keys.dtype), row_keys, row_values, attn_mask=group.mask, scale=scale
+    )
+    return attended.reshape(num_rows, num_heads, head_size).to(query.dtype)
+
+
+def _attend_prefill(
+    row: _PrefillRow,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    output: torch.Tensor,
+) -> None:
+    num_groups = query.shape[1] // keys.shape[2]
+    row_keys, row_values = (
+        cache[row.blocks].flatten(0, 1).transpose(0, 1).repeat_interleave(num_groups, dim=0)[None]
+        for cache in (keys, values)
+    )
+    for block in row.queries:
+        attended = scaled_dot_product_attention(
+            query[block.first : block.last].transpose(0, 1)[None].to(keys.dtype),
+            row_keys[:, :, block.key_first : block.key_last],
+            row_values[:, :, block.key_first : block.key_last],
+            attn_mask=block.mask,
+            scale=scale,
+        )
+        output[block.first : block.last] = attended[0].transpose(0, 1)

@@ -1,0 +1,255 @@
+"""Every engine option: defaults, checks, and what they come to for one model and one machine.
+
+Pure arithmetic: it loads no model and asks no device; sizes of the model and of free memory are arguments.
+"""
+
+from dataclasses import dataclass, fields
+
+from scheduler.config import PreemptionMode, SchedulerConfig, SchedulerPolicy
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+DEVICES = ("auto", "cpu", "cuda")
+ATTENTION_BACKENDS = ("auto", "torch_sdpa")
+DEFAULT_BUDGET_TOKENS = {"cpu": 256, "cuda": 2048}
+DEFAULT_MAX_NUM_SEQS = 256
+CUDA_CHUNK_ALIGNMENT = 256
+
+_BYTE_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_POSITIVE = (
+    "max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "num_device_blocks", "num_host_blocks",
+    "kv_cache_memory", "chunk_alignment", "num_threads",
+)  # fmt: skip
+_NOT_NEGATIVE = ("max_num_partial_prefills", "long_prefill_threshold", "min_prefill_tokens")
+_NOT_YET = {"tensor_parallel_size": 1, "quantization": None, "enable_lora": False}
+#: A prompt of max_model_len - 1 tokens gives one token; a model length of 1 could answer nothing.
+_SHORTEST_MODEL_LEN = 2
+
+
+class ConfigError(ValueError):
+    """An option that cannot be used. `option` is its name, as in `EngineConfig`; the command line has it with dashes."""
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(f"{option}: {message}")
+        self.option = option
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Options as given. None means: choose by model and machine (`resolve_engine_config`).
+
+    `num_device_blocks` counts the null block. `kv_cache_memory` is in bytes. `chunk_alignment`, partial prefills
+    and thresholds are those of `SchedulerConfig`.
+    """
+
+    model: str = "demo"
+    revision: str | None = None
+    trust_remote_code: bool = False
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    block_size: int = 16
+    num_device_blocks: int | None = None
+    num_host_blocks: int | None = None
+    kv_cache_memory: int | None = None
+    gpu_memory_utilization: float = 0.9
+    scheduler_policy: str = "chunked_prefill"
+    preemption_mode: str = "recompute"
+    chunk_alignment: int | None = None
+    max_num_partial_prefills: int = 0
+    long_prefill_threshold: int = 0
+    min_prefill_tokens: int = 0
+    num_threads: int | None = None
+    attention_backend: str = "auto"
+    tensor_parallel_size: int = 1
+    quantization: str | None = None
+    enable_lora: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """Every size as a number, all rules checked. `notes` are sentences for the operator about what was chosen
+    for them, such as a model length cut down to the pool."""
+
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    block_size: int
+    num_device_blocks: int
+    num_host_blocks: int
+    chunk_alignment: int
+    scheduler_policy: SchedulerPolicy
+    preemption_mode: PreemptionMode
+    max_num_partial_prefills: int
+    long_prefill_threshold: int
+    min_prefill_tokens: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def max_blocks_per_sequence(self) -> int:
+        return blocks_for(self.max_model_len, self.block_size)
+
+    def scheduler_config(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            policy=self.scheduler_policy,
+            preemption_mode=self.preemption_mode,
+            chunk_alignment=self.chunk_alignment,
+            max_num_partial_prefills=self.max_num_partial_prefills,
+            long_prefill_threshold=self.long_prefill_threshold,
+            min_prefill_tokens=self.min_prefill_tokens,
+        )
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of "1GiB", "512MiB", "2gb" or a plain count. ValueError if it is none of these."""
+    if isinstance(text, int):
+        return text
+    stripped = text.strip()
+    number = stripped.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = stripped[len(number) :].strip().lower() or "b"
+    if unit not in _BYTE_UNITS:
+        raise ValueError(f"unknown unit in {text!r}: use a count of bytes or KiB, MiB, GiB, KB, MB, GB")
+    try:
+        return int(float(number) * _BYTE_UNITS[unit])
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{text!r} is not a size in bytes") from error
+
+
+def check_engine_config(config: EngineConfig) -> None:
+    """Everything that can be told without a model. Raises `ConfigError` for the first option that is wrong."""
+    for option in _POSITIVE + _NOT_NEGATIVE:
+        size = getattr(config, option)
+        if size is None and option in _POSITIVE and option != "block_size":
+            continue
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise ConfigError(option, f"must be a whole number, got {size!r}")
+        if size < 0 or (size == 0 and option in _POSITIVE):
+            lowest = "at least 1" if option in _POSITIVE else "0 (off) or more"
+            raise ConfigError(option, f"must be {lowest}, got {size}")
+    if config.max_model_len is not None and config.max_model_len < _SHORTEST_MODEL_LEN:
+        raise ConfigError("max_model_len", f"must be at least {_SHORTEST_MODEL_LEN}, got {config.max_model_len}")
+    if not 0.0 < config.gpu_memory_utilization <= 1.0:
+        raise ConfigError(
+            "gpu_memory_utilization", f"must be above 0 and at most 1, got {config.gpu_memory_utilization}"
+        )
+    _check_choice("dtype", config.dtype, DTYPES)
+    _check_choice("device", config.device, DEVICES)
+    _check_choice("attention_backend", config.attention_backend, ATTENTION_BACKENDS)
+    _check_choice("scheduler_policy", config.scheduler_policy, tuple(policy.value for policy in SchedulerPolicy))
+    _check_choice("preemption_mode", config.preemption_mode, tuple(mode.value for mode in PreemptionMode))
+    if config.preemption_mode == PreemptionMode.AUTO.value:
+        raise ConfigError("preemption_mode", "auto is not available yet: use recompute or swap")
+    for option, default in _NOT_YET.items():
+        if getattr(config, option) != default:
+            raise ConfigError(option, f"is not available yet (got {getattr(config, option)!r})")
+    if config.num_device_blocks is not None and config.kv_cache_memory is not None:
+        raise ConfigError(
+            "kv_cache_memory",
+            f"gives the pool's size a second time (num_device_blocks is {config.num_device_blocks}): set one of them",
+        )
+    if config.max_num_batched_tokens is not None:
+        _check_budget(config, config.max_num_batched_tokens)
+
+
+def resolve_engine_config(
+    config: EngineConfig,
+    *,
+    device_type: str,
+    model_max_len: int,
+    block_bytes: int,
+    cache_memory_bytes: int,
+) -> ResolvedConfig:
+    """Fill in what was left open, for a model of `model_max_len` positions whose blocks take `block_bytes`, on a
+    machine that can spare `cache_memory_bytes` for the cache where the options do not say. Raises `ConfigError`."""
+    check_engine_config(config)
+    if config.max_model_len is not None and config.max_model_len > model_max_len:
+        raise ConfigError("max_model_len", f"{config.max_model_len} is over the model's {model_max_len} positions")
+    notes: list[str] = []
+    max_model_len = config.max_model_len or model_max_len
+    num_device_blocks = _device_blocks(config, block_bytes, cache_memory_bytes)
+    needed_blocks = blocks_for(max_model_len, config.block_size) + 1
+    if num_device_blocks < needed_blocks:
+        is_chosen = config.num_device_blocks is not None or config.kv_cache_memory is not None
+        fitting_len = (num_device_blocks - 1) * config.block_size
+        if is_chosen or config.max_model_len is not None or fitting_len < _SHORTEST_MODEL_LEN:
+            raise ConfigError(
+                "num_device_blocks" if config.num_device_blocks is not None else "kv_cache_memory",
+                f"{num_device_blocks} blocks of {config.block_size} cannot hold one sequence of max_model_len "
+                f"{max_model_len}, which takes {needed_blocks} with the null block: "
+                "enlarge the pool or lower max_model_len",
+            )
+        notes.append(
+            f"max_model_len is {fitting_len} instead of the model's {max_model_len}: "
+            f"the cache of {num_device_blocks} blocks of {config.block_size} holds no more"
+        )
+        max_model_len = fitting_len
+
+    policy = SchedulerPolicy(config.scheduler_policy)
+    mode = PreemptionMode(config.preemption_mode)
+    budget = config.max_num_batched_tokens
+    if policy is SchedulerPolicy.DEFAULT:
+        budget = max_model_len if budget is None else budget
+        if budget < max_model_len:
+            raise ConfigError(
+                "max_num_batched_tokens",
+                f"{budget} is below max_model_len {max_model_len}, and scheduler_policy default runs prompts whole",
+            )
+    elif budget is None:
+        # An explicit number of sequences or of reserved tokens that the default does not cover raises it.
+        budget = max(DEFAULT_BUDGET_TOKENS[device_type], (config.max_num_seqs or 1) + config.min_prefill_tokens)
+    _check_budget(config, budget)
+    max_num_seqs = config.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, budget - config.min_prefill_tokens)
+    alignment = config.chunk_alignment or (CUDA_CHUNK_ALIGNMENT if device_type == "cuda" else config.block_size)
+    default_host_blocks = num_device_blocks if mode is PreemptionMode.SWAP else 0
+    return ResolvedConfig(
+        max_model_len=max_model_len,
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        block_size=config.block_size,
+        num_device_blocks=num_device_blocks,
+        num_host_blocks=default_host_blocks if config.num_host_blocks is None else config.num_host_blocks,
+        # An alignment over the budget would floor every chunk to nothing.
+        chunk_alignment=min(alignment, budget),
+        scheduler_policy=policy,
+        preemption_mode=mode,
+        max_num_partial_prefills=config.max_num_partial_prefills,
+        long_prefill_threshold=config.long_prefill_threshold,
+        min_prefill_tokens=config.min_prefill_tokens,
+        notes=tuple(notes),
+    )
+
+
+def _device_blocks(config: EngineConfig, block_bytes: int, cache_memory_bytes: int) -> int:
+    if config.num_device_blocks is not None:
+        return config.num_device_blocks
+    return (config.kv_cache_memory or cache_memory_bytes) // block_bytes
+
+
+def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(option, f"must be one of {', '.join(choices)}, got {value!r}")
+
+
+def _check_budget(config: EngineConfig, budget: int) -> None:
+    if config.max_num_seqs is not None and budget < config.max_num_seqs:
+        raise ConfigError("max_num_batched_tokens", f"{budget} is below max_num_seqs {config.max_num_seqs}")
+    max_num_seqs = config.max_num_seqs or 1
+    if max_num_seqs + config.min_prefill_tokens > budget:
+        raise ConfigError(
+            "min_prefill_tokens",
+            f"{config.min_prefill_tokens} and max_num_seqs {max_num_seqs} "
+            f"together are over max_num_batched_tokens {budget}",
+        )
+
+
+def option_names() -> tuple[str, ...]:
+    """Names of all options, in the order of `EngineConfig`."""
+    return tuple(option.name for option in fields(EngineConfig))

@@ -1,0 +1,226 @@
+"""From options to something that runs: folder, configuration, checks, weights, cache, runner, in that order.
+
+The cheap checks come first: a wrong option or an unsupported model is refused before weights are read.
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+
+from kv_cache.tensor_pool import TensorPool
+from scheduler.outputs import ScheduledChunk, SchedulerOutputs
+from worker.attention import TorchSdpaBackend, choose_backend
+from worker.attention.backend import AttentionFeatures
+from worker.config import (
+    ConfigError,
+    EngineConfig,
+    ResolvedConfig,
+    blocks_for,
+    check_engine_config,
+    resolve_engine_config,
+)
+from worker.model import CausalModel, load_causal_model, shape_from_config
+from worker.model_runner import ModelRunner
+from worker.model_support import check_model_supported, check_remote_code
+from worker.weights import resolve_model
+
+DEFAULT_CPU_CACHE_BYTES = 2**30
+CPU_CACHE_SHARE_OF_MEMORY = 10
+#: Larger than any cache asked for: before the profile step nothing is known of what will be free.
+_UNBOUNDED_BYTES = 2**60
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "do_sample")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the engine tells others of its model. `generation_defaults` are the sampling options that the
+    checkpoint's generation_config.json states; empty where it states none."""
+
+    folder: Path
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    generation_defaults: dict[str, float | int | bool] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class LoadedModel:
+    runner: ModelRunner
+    tensor_pool: TensorPool
+    config: ResolvedConfig
+    facts: ModelFacts
+
+
+def load_runner(config: EngineConfig) -> LoadedModel:
+    """Everything below the scheduler, ready to run.
+
+    Raises `ConfigError`, `WeightsError` or `UnsupportedModelError`. On the CPU the cache takes its default share
+    of memory; on CUDA what `gpu_memory_utilization` leaves after one step of the full budget was run (that path
+    has not been run on a CUDA device yet).
+    """
+    check_engine_config(config)
+    device = _choose_device(config.device)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    folder = resolve_model(config.model, config.revision, trust_remote_code=config.trust_remote_code)
+    backend_type = choose_backend(config.attention_backend)
+    hf_config = load_model_config(folder, trust_remote_code=config.trust_remote_code)
+    check_model_supported(hf_config, backend_type.features)
+    shape = shape_from_config(hf_config)
+    dtype = _choose_dtype(config.dtype, hf_config)
+    _check_backend(config, backend_type.features, dtype, device)
+    block_bytes = TensorPool.block_bytes(
+        shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_size, dtype
+    )
+
+    def resolve(cache_memory_bytes: int) -> ResolvedConfig:
+        return resolve_engine_config(
+            config,
+            device_type=device,
+            model_max_len=shape.max_position_embeddings,
+            block_bytes=block_bytes,
+            cache_memory_bytes=cache_memory_bytes,
+        )
+
+    resolved = resolve(default_cpu_cache_bytes() if device == "cpu" else _UNBOUNDED_BYTES)
+    print(f"loading {config.model} ({dtype}, {device})", file=sys.stderr, flush=True)
+    model = load_causal_model(
+        folder, hf_config, dtype, device, backend_type.features, trust_remote_code=config.trust_remote_code
+    )
+    if device == "cuda" and config.num_device_blocks is None and config.kv_cache_memory is None:
+        resolved = resolve(_free_cuda_bytes(model, backend_type, resolved, config.gpu_memory_utilization))
+    for note in resolved.notes:
+        print(note, file=sys.stderr, flush=True)
+    tensor_pool = _make_pool(model, resolved, resolved.num_device_blocks, resolved.num_host_blocks)
+    runner = ModelRunner(
+        model,
+        tensor_pool,
+        backend_type(tensor_pool),
+        resolved.max_num_batched_tokens,
+        resolved.max_num_seqs,
+        resolved.max_blocks_per_sequence,
+    )
+    facts = ModelFacts(
+        folder=folder,
+        vocab_size=model.vocab_size,
+        eos_token_ids=_eos_token_ids(folder, hf_config),
+        max_model_len=resolved.max_model_len,
+        generation_defaults=_generation_defaults(folder),
+    )
+    return LoadedModel(runner, tensor_pool, resolved, facts)
+
+
+def load_model_config(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
+    """The configuration of a checkpoint, whose own code is touched only if the operator trusts it."""
+    config_json = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    check_remote_code(config_json, frozenset(CONFIG_MAPPING), trust_remote_code=trust_remote_code)
+    return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+
+
+def default_cpu_cache_bytes() -> int:
+    """The smaller of 1 GiB and a tenth of memory, where memory is the machine's or the container's limit."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        memory = min(memory, int(text))
+    return min(DEFAULT_CPU_CACHE_BYTES, memory // CPU_CACHE_SHARE_OF_MEMORY)
+
+
+def _choose_device(device: str) -> str:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", "cuda was asked for, and PyTorch finds no CUDA device")
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _choose_dtype(name: str, hf_config: PretrainedConfig) -> torch.dtype:
+    if name == "auto":
+        return getattr(hf_config, "dtype", None) or torch.float32
+    return getattr(torch, name)
+
+
+def _check_backend(config: EngineConfig, features: AttentionFeatures, dtype: torch.dtype, device: str) -> None:
+    if config.block_size % features.block_size_multiple:
+        raise ConfigError(
+            "block_size",
+            f"{config.block_size} is not a multiple of {features.block_size_multiple}, as the attention backend needs",
+        )
+    if features.dtypes and dtype not in features.dtypes:
+        raise ConfigError("dtype", f"the attention backend does not run {dtype}")
+    if features.device_types and device not in features.device_types:
+        raise ConfigError("attention_backend", f"{config.attention_backend} does not run on {device}")
+
+
+def _make_pool(
+    model: CausalModel, resolved: ResolvedConfig, num_device_blocks: int, num_host_blocks: int
+) -> TensorPool:
+    shape = model.shape
+    return TensorPool(
+        shape.num_layers,
+        num_device_blocks,
+        num_host_blocks,
+        resolved.block_size,
+        shape.num_kv_heads,
+        shape.head_size,
+        model.dtype,
+        model.device,
+    )
+
+
+def _free_cuda_bytes(
+    model: CausalModel, backend_type: type[TorchSdpaBackend], resolved: ResolvedConfig, utilization: float
+) -> int:
+    """Bytes that the cache may take: this share of the device, less what the weights, the largest step and other
+    processes use. Runs a step of the full budget to find out."""
+    budget, block_size = resolved.max_num_batched_tokens, resolved.block_size
+    longest = min(budget, resolved.max_model_len)
+    num_blocks = blocks_for(longest, block_size) + 1
+    pool = _make_pool(model, resolved, num_blocks, 0)
+    runner = ModelRunner(model, pool, backend_type(pool), budget, resolved.max_num_seqs, num_blocks)
+    torch.cuda.reset_peak_memory_stats()
+    # All rows write into the same blocks: only the sizes matter. One row takes what the others leave of the
+    # budget, up to the longest there can be, and as many rows as may run take logits.
+    lengths = [1] * (resolved.max_num_seqs - 1)
+    lengths.append(min(longest, budget - len(lengths)))
+    table = list(range(1, num_blocks))
+    chunks = [
+        ScheduledChunk("profile", row, 0, [0] * length, table, is_prefill=True, do_sample=True)
+        for row, length in enumerate(lengths)
+    ]
+    runner.execute(SchedulerOutputs(step_id=0, chunks=chunks))
+    torch.cuda.synchronize()
+    pool_bytes = num_blocks * TensorPool.block_bytes(
+        pool.num_layers, block_size, pool.num_kv_heads, pool.head_size, pool.dtype
+    )
+    peak = torch.cuda.max_memory_allocated() - pool_bytes
+    del runner, pool
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    used_by_others = total - free - torch.cuda.memory_reserved()
+    return max(0, int(total * utilization) - used_by_others - peak)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _eos_token_ids(folder: Path, hf_config: PretrainedConfig) -> tuple[int, ...]:
+    """Ids that end an answer: those of generation_config.json, or else of the model's configuration."""
+    ids = _read_json(folder / "generation_config.json").get("eos_token_id")
+    if ids is None:
+        ids = getattr(hf_config, "eos_token_id", None)
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list) else (ids,)
+
+
+def _generation_defaults(folder: Path) -> dict[str, float | int | bool]:
+    stated = _read_json(folder / "generation_config.json")
+    return {name: stated[name] for name in _SAMPLING_DEFAULTS if stated.get(name) is not None}

@@ -1,0 +1,53 @@
+"""From what an operator names (a folder, a Hub id, `demo`) to a local folder of safetensors.
+
+Knows files, not models. Pickled weights are never opened: a folder without safetensors is refused.
+"""
+
+import re
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+from worker.demo_model import ensure_demo_model
+
+DEMO = "demo"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt"]
+
+
+class WeightsError(ValueError):
+    """There is no usable checkpoint under this name."""
+
+
+def resolve_model(model: str, revision: str | None = None, *, trust_remote_code: bool = False) -> Path:
+    """The local folder of `model`: `demo`, an existing folder, or a Hub id (fetched, with progress on stderr).
+
+    Raises `WeightsError` if it is none of these or holds no safetensors. Python files are fetched only if trusted.
+    """
+    if model == DEMO:
+        return check_checkpoint(ensure_demo_model())
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return check_checkpoint(folder)
+    if folder.exists():
+        raise WeightsError(f"{model} is a file: name the folder that holds the checkpoint")
+    if not _HUB_ID.fullmatch(model):
+        raise WeightsError(f"there is no folder {model}, and it is no Hub id of the form owner/name")
+    patterns = [*_MODEL_FILES, "*.py"] if trust_remote_code else _MODEL_FILES
+    try:
+        fetched = snapshot_download(model, revision=revision, allow_patterns=patterns)
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise WeightsError(f"there is no folder {model}, and the Hub gave none: {error}") from error
+    return check_checkpoint(Path(fetched))
+
+
+def check_checkpoint(folder: Path) -> Path:
+    """`folder` itself, if it has a configuration and safetensors; raises `WeightsError` if not."""
+    if not (folder / "config.json").is_file():
+        raise WeightsError(f"{folder} holds no config.json")
+    if not any(folder.glob("*.safetensors")):
+        pickles = sorted(path.name for path in [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
+        found = f": {', '.join(pickles)} could run code when opened; convert them" if pickles else ""
+        raise WeightsError(f"{folder} holds no .safetensors file{found}")
+    return folder
