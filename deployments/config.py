@@ -1,0 +1,101 @@
+"""`AppArgs`: every option of the application, by the names of the command line.
+
+Owns names, types and defaults of the serving options and passes the engine's on; what an engine option may be is
+checked by `worker.config`. All reads of environment variables in this package are here.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from worker.config import ConfigError, EngineConfig, check_engine_config, option_names, parse_bytes
+
+
+class AppArgs(BaseModel):
+    """Arguments of `deployments.app:build`; unknown names are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(default="demo", min_length=1)
+    served_model_name: str | None = Field(default=None, min_length=1)
+    num_workers: int = Field(default=1, ge=1)
+    chat_template: str | None = None
+    metrics_host: str = "127.0.0.1"
+    #: 0: no scrape port; the ingress's /metrics works either way
+    metrics_port: int = Field(default=9400, ge=0, le=65535)
+    #: a worker that sends no frame for so long has failed
+    stall_timeout_s: float = Field(default=5.0, gt=0.5)
+    #: a step that runs for so long is stuck
+    step_timeout_s: float = Field(default=60.0, gt=0)
+    #: until some worker takes a request in
+    accept_timeout_s: float = Field(default=30.0, gt=0)
+    #: answers that are running when a replica is told to stop have so long to end
+    drain_timeout_s: float = Field(default=20.0, ge=0)
+
+    # The engine's options, as `worker.config.EngineConfig` has them.
+    revision: str | None = None
+    trust_remote_code: bool = False
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    block_size: int = 16
+    num_device_blocks: int | None = None
+    num_host_blocks: int | None = None
+    kv_cache_memory: int | str | None = None
+    gpu_memory_utilization: float = 0.9
+    scheduler_policy: str = "chunked_prefill"
+    preemption_mode: str = "recompute"
+    chunk_alignment: int | None = None
+    max_num_partial_prefills: int = 0
+    long_prefill_threshold: int = 0
+    min_prefill_tokens: int = 0
+    num_threads: int | None = None
+    attention_backend: str = "auto"
+    tensor_parallel_size: int = 1
+    quantization: str | None = None
+    enable_lora: bool = False
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model: the given name, or a folder's last part, or the model as it was given."""
+        if self.served_model_name is not None:
+            return self.served_model_name
+        is_path = self.model.startswith(("/", "./", "../", "~"))
+        return Path(self.model).name if is_path else self.model
+
+    def to_engine_config(self) -> EngineConfig:
+        """Checked as far as it can be without a model. Raises `ConfigError`, which names the option."""
+        values = {name: getattr(self, name) for name in option_names()}
+        if isinstance(self.kv_cache_memory, str):
+            try:
+                values["kv_cache_memory"] = parse_bytes(self.kv_cache_memory)
+            except ValueError as error:
+                raise ConfigError("kv_cache_memory", str(error)) from error
+        config = EngineConfig(**values)
+        check_engine_config(config)
+        return config
+
+
+def app_args_from(values: dict[str, Any]) -> AppArgs:
+    """Checks what can be checked before anything is loaded. Raises `ConfigError` for the first wrong option."""
+    try:
+        args = AppArgs.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = str(first["loc"][0]) if first["loc"] else "options"
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(option, "there is no such option") from None
+        raise ConfigError(option, f"{first['msg']}, got {first['input']!r}") from None
+    args.to_engine_config()
+    return args
+
+
+def prepend_to_python_path(folder: Path) -> None:
+    """Ray's processes, which are started from here, must import these packages from where this process did."""
+    rest = os.environ.get("PYTHONPATH")
+    parts = [str(folder)] + ([] if rest is None else rest.split(os.pathsep))
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(parts))

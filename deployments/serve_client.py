@@ -1,0 +1,117 @@
+"""`ServeWorkerClient`: the workers as the ingress sees them, over one Serve deployment handle.
+
+Owns which replica holds which open request, the watch over silent streams, and what the router is told. It knows
+nothing of text or HTTP. A worker that fails ends its requests with an error; nothing is resumed elsewhere yet.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+
+from deployments.frames import Accepted, Frame, Heartbeat
+from deployments.router_state import RouterState
+from deployments.worker_client import WorkerFailedError, WorkerUnavailableError
+from worker.types import EngineRequest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTimeouts:
+    """`accept_s`: until a worker holds the request. `stall_s`: between frames. `step_s`: one step of the worker."""
+
+    accept_s: float
+    stall_s: float
+    step_s: float
+
+
+class ServeWorkerClient:
+    """Implements `WorkerClient`. One per ingress replica; the handle's options are built once."""
+
+    def __init__(self, handle: DeploymentHandle, timeouts: ClientTimeouts, state: RouterState) -> None:
+        # Serve's gRPC transport: a sixth of the processor time per token of the default one.
+        self._generate = handle.options(method_name="generate", stream=True, _by_reference=False)
+        self._finish = handle.options(method_name="finish", _by_reference=False)
+        self._abort = handle.options(method_name="abort", _by_reference=False)
+        self._timeouts = timeouts
+        self._state = state
+        self._replica_of: dict[str, str] = {}
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[list[Frame]]:
+        request_id = request.request_id
+        self._state.open(request_id)
+        response = self._generate.remote(request)
+        try:
+            while True:
+                frames = await self._next_frames(request_id, response)
+                if frames is None:
+                    return
+                self._observe(request_id, frames)
+                yield frames
+        finally:
+            # Leaving the iterator alone would let the worker generate to the end.
+            response.cancel()
+            self._replica_of.pop(request_id, None)
+            self._state.close(request_id)
+
+    async def finish(self, request_id: str, index: int, num_tokens: int) -> None:
+        replica_id = self._replica_of.get(request_id)
+        if replica_id is None:
+            return
+        try:
+            await self._finish.remote(request_id, index, num_tokens, target_replica=replica_id)
+        except RayError as error:
+            # The stream of this request reports the worker's failure; the choice is over either way.
+            logger.warning("worker %s could not be told of a finished choice: %s", replica_id, error)
+
+    async def abort(self, request_id: str) -> None:
+        replica_id = self._replica_of.get(request_id)
+        if replica_id is None:
+            return
+        try:
+            await self._abort.remote(request_id, target_replica=replica_id)
+        except RayError as error:
+            logger.warning("worker %s could not be told of an abort: %s", replica_id, error)
+
+    async def _next_frames(
+        self, request_id: str, response: DeploymentResponseGenerator[list[Frame]]
+    ) -> list[Frame] | None:
+        """The next frames, or None at the stream's end."""
+        accepted = request_id in self._replica_of
+        timeout_s = self._timeouts.stall_s if accepted else self._timeouts.accept_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await anext(response)
+        except StopAsyncIteration:
+            return None
+        except TimeoutError:
+            if accepted:
+                raise WorkerFailedError(f"the worker sent no sign of life for {timeout_s:g} s") from None
+            raise WorkerUnavailableError(f"no worker took the request within {timeout_s:g} s") from None
+        except RayActorError as error:
+            logger.error("worker %s failed: %s", self._replica_of.get(request_id), _first_line(error))
+            raise WorkerFailedError("the worker that ran this request died") from error
+        except DeploymentUnavailableError as error:
+            raise WorkerUnavailableError("no worker is available") from error
+        except Exception as error:
+            # Over gRPC an exception of the worker's own code arrives as it is, whatever its type.
+            logger.error("a request failed in worker %s: %s", self._replica_of.get(request_id), error)
+            raise WorkerFailedError("the worker failed on this request") from error
+
+    def _observe(self, request_id: str, frames: list[Frame]) -> None:
+        for frame in frames:
+            if isinstance(frame, Accepted):
+                self._replica_of[request_id] = frame.replica_id
+                continue
+            self._state.report(request_id, self._replica_of[request_id], frame.load)
+            if isinstance(frame, Heartbeat) and frame.step_age_s > self._timeouts.step_s:
+                raise WorkerFailedError(f"the worker is stuck in a step for {frame.step_age_s:.0f} s")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

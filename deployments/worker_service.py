@@ -1,0 +1,111 @@
+"""`WorkerService`: the passage between the engine's thread and the event loop that serves its streams.
+
+Owns the open streams, their heartbeats, health, and the order in which a dead engine ends everything. It knows
+neither Ray nor metrics nor text.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from deployments.engine_seam import Loop
+from deployments.frames import Accepted, Frame, Heartbeat
+from deployments.worker_streams import HEARTBEAT_CHECK_S, WorkerStreams
+from worker.types import EngineRequest, TokenEvent
+
+logger = logging.getLogger(__name__)
+
+#: how long the error events of a dead engine have to leave the process before it exits
+EXIT_DELAY_S = 1.0
+
+
+class WorkerDeadError(RuntimeError):
+    """The engine's loop is dead or stuck."""
+
+
+class WorkerService:
+    """Made on the event loop that serves. `deliver` and `on_death` are for the engine's thread, all else for the
+    event loop's. `end_process` is called once, `EXIT_DELAY_S` after the engine died."""
+
+    def __init__(
+        self, worker: int, replica_id: str, step_timeout_s: float, end_process: Callable[[], object]
+    ) -> None:
+        self._accepted = Accepted(worker, replica_id)
+        self._step_timeout_s = step_timeout_s
+        self._end_process = end_process
+        self._event_loop = asyncio.get_running_loop()
+        self._streams = WorkerStreams()
+        self._engine_loop: Loop
+        self._heart: asyncio.Task[None]
+        #: set whenever the last open stream has ended
+        self.streams_ended = asyncio.Event()
+
+    def start(self, engine_loop: Loop) -> None:
+        self._engine_loop = engine_loop
+        engine_loop.start()
+        self._heart = asyncio.create_task(self._beat())
+
+    async def stop(self, timeout_s: float) -> None:
+        """The engine's loop first: it would deliver to an event loop that is gone."""
+        await asyncio.to_thread(self._engine_loop.stop, timeout_s)
+        self._heart.cancel()
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[list[Frame]]:
+        """`Accepted` at once, then what there is as it comes, until the last sample has ended.
+
+        A generator that is closed or cancelled before aborts the request in the engine.
+        """
+        self.check_health()
+        self._streams.open(request)
+        try:
+            self._engine_loop.submit(request)
+            yield [self._accepted]
+            async for frames in self._streams.frames(request.request_id):
+                yield frames
+        finally:
+            if self._streams.close(request.request_id):
+                self._engine_loop.abort(request.request_id)
+            if not self._streams:
+                self.streams_ended.set()
+
+    def finish(self, request_id: str, index: int, num_tokens: int) -> None:
+        """The ingress ended this choice after `num_tokens` tokens (a stop string)."""
+        self._engine_loop.finish(request_id, index, num_tokens)
+
+    def abort(self, request_id: str) -> None:
+        self._engine_loop.abort(request_id)
+
+    def check_health(self) -> None:
+        """Reads the loop's status and no more, so that a long step cannot make it late."""
+        status = self._engine_loop.status()
+        if not status.alive:
+            raise WorkerDeadError(f"the engine loop is dead: {status.error}")
+        if status.step_age_s > self._step_timeout_s:
+            raise WorkerDeadError(
+                f"the engine is stuck in step {status.step_id} for {status.step_age_s:.0f} s"
+            )
+        if self._heart.done():
+            raise WorkerDeadError("the heartbeats have stopped")
+
+    def is_idle(self) -> bool:
+        load = self._engine_loop.status().load
+        return load.num_waiting + load.num_running + load.num_swapped == 0
+
+    def deliver(self, events: list[TokenEvent]) -> None:
+        """Once a step: one crossing for all streams."""
+        load = self._engine_loop.status().load
+        self._event_loop.call_soon_threadsafe(self._streams.deliver, events, load)
+
+    def on_death(self, error: BaseException) -> None:
+        self._event_loop.call_soon_threadsafe(self._die, error)
+
+    def _die(self, error: BaseException) -> None:
+        logger.error("the engine died and this worker with it", exc_info=error)
+        self._streams.fail_all(f"the engine died: {error}", self._engine_loop.status().load)
+        self._event_loop.call_later(EXIT_DELAY_S, self._end_process)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_CHECK_S)
+            status = self._engine_loop.status()
+            self._streams.beat(Heartbeat(status.step_id, status.step_age_s, status.load))
