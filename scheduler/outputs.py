@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass, field
 
+#: Stands in a chunk for a token that a step still in flight will sample.
+PENDING_TOKEN_ID = -1
+
 
 @dataclass(slots=True)
 class ScheduledChunk:
-    """One row of the flat batch: `len(token_ids)` known tokens of a sequence from position `start` on.
+    """One row of the flat batch: the known tokens `token_ids` of a sequence, from position `start` on.
 
-    `block_table` is the manager's own list: read it before the next `schedule`, never change it.
-    Rows with `do_sample` complete the known tokens; `sample_seq_ids` and `sample_indices` name the sequences
-    that take a token from this row (one, or all n of a group at its first token).
+    `block_table` is the manager's own list: read it before the next `schedule`, never change it. A row with
+    `do_sample` completes the known tokens. `sample_indices` names the samples of the group that take a token from
+    this row; None means the row's own sequence alone.
     """
 
     request_id: str
@@ -19,8 +22,7 @@ class ScheduledChunk:
     block_table: list[int]
     is_prefill: bool
     do_sample: bool
-    sample_seq_ids: list[int]
-    sample_indices: list[int]
+    sample_indices: list[int] | None = None
 
     @property
     def token_chunk_size(self) -> int:
@@ -28,10 +30,21 @@ class ScheduledChunk:
 
 
 @dataclass(slots=True)
+class SequenceEnd:
+    """A sequence that has ended, and why: "stop", "length", "abort" or "error" (then `error` says more)."""
+
+    request_id: str
+    index: int
+    finish_reason: str
+    error: str | None = None
+
+
+@dataclass(slots=True)
 class SchedulerOutputs:
     """One step. The tensor pool applies `blocks_to_swap_out`, then `_in`, then `_copy`, before the forward pass.
 
-    Pairs are (source, destination): (device, host), (host, device), (device, device).
+    Pairs are (source, destination): (device, host), (host, device), (device, device). `ended` holds sequences that
+    ended while the step was planned, since they outgrew the pool or can never fit.
     """
 
     step_id: int
@@ -41,9 +54,9 @@ class SchedulerOutputs:
     blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
     num_batched_tokens: int = 0
     num_prefill_tokens: int = 0
-    #: request ids that ended inside `schedule` (cannot grow, can never resume), with the reason of their end
-    ended_request_ids: list[str] = field(default_factory=list)
+    ended: list[SequenceEnd] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
+        """Nothing to run and nothing to move."""
         return not self.chunks and not self.blocks_to_swap_out

@@ -5,11 +5,27 @@ The scheduler writes them; metrics, explanations and replay read them.
 
 from collections import deque
 from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class WaitReason(StrEnum):
+    """Why the head of a queue was not admitted in a step; those behind it inherit the reason."""
+
+    TOKEN_BUDGET = "token_budget"
+    SEQUENCE_SLOTS = "sequence_slots"
+    BLOCKS = "blocks"
+    BEHIND_SWAPPED = "behind_swapped"
+    BEHIND_RECOMPUTED = "behind_recomputed"
+    PARTIAL_PREFILL_CAP = "partial_prefill_cap"
+    LONG_PREFILL = "long_prefill"
+    PREEMPTION = "preemption"
+    PREFILLS_FIRST = "prefills_first"
+    IN_FLIGHT = "in_flight"
 
 
 @dataclass(slots=True)
 class ChunkRecord:
-    """One prefill chunk: tokens [start, end) of a request's known tokens."""
+    """One prefill chunk: known tokens [start, end) of a sequence."""
 
     request_id: str
     seq_id: int
@@ -19,7 +35,11 @@ class ChunkRecord:
 
 @dataclass(slots=True)
 class PreemptionRecord:
-    """`victim` lost its blocks (mode "recompute") or had them moved to the host ("swap") so that `beneficiary` could go on."""
+    """`victim` lost its cache so that `beneficiary` could go on.
+
+    mode "recompute": `num_discarded_tokens` will be computed again. mode "swap": they moved to the host.
+    reason: "blocks", or "host_pool_full" for a swap that fell back to recompute.
+    """
 
     victim: str
     mode: str
@@ -31,9 +51,9 @@ class PreemptionRecord:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step. `duration_s` is filled in by `update`; queue lengths and blocks are read at the end of `schedule`.
+    """One step. `duration_s` is filled in by `update`; queue lengths and blocks are those at the end of `schedule`.
 
-    `waiting_reason` and `swapped_reason` say why the head of each queue was not admitted (None: queue empty),
+    `waiting_reason` and `swapped_reason` say why the head of each queue stayed there (None: the queue is empty);
     `waiting_behind` and `swapped_behind` name the request that stood in its way, where there is one.
     """
 
@@ -57,21 +77,25 @@ class StepRecord:
     num_swapped: int = 0
     num_device_blocks_used: int = 0
     num_host_blocks_used: int = 0
-    waiting_reason: str | None = None
+    waiting_reason: WaitReason | None = None
     waiting_behind: str | None = None
-    swapped_reason: str | None = None
+    swapped_reason: WaitReason | None = None
     swapped_behind: str | None = None
     duration_s: float | None = None
 
 
 class StepRecordRing:
-    """The newest `capacity` records, oldest first. `drain_since` lets one reader follow without copying the ring."""
+    """The newest `capacity` records, oldest first."""
 
     def __init__(self, capacity: int) -> None:
         self._records: deque[StepRecord] = deque(maxlen=capacity)
 
     def append(self, record: StepRecord) -> None:
         self._records.append(record)
+
+    @property
+    def newest(self) -> StepRecord:
+        return self._records[-1]
 
     def since(self, step_id: int) -> list[StepRecord]:
         """The records whose step id is greater than `step_id`, oldest first."""

@@ -75,4 +75,3 @@ class EngineLoad:
     num_used_blocks: int
     num_used_host_blocks: int = 0
     num_free_host_blocks: int = 0
-    num_used_host_blocks: int = 0

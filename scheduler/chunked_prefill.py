@@ -1,0 +1,113 @@
+"""Policy `chunked_prefill`: decodes first, then swapped answers, then prompts in chunks of what the budget leaves."""
+
+from kv_cache import BlockManager
+from scheduler.admission import Admission
+from scheduler.chunks import chunk_size
+from scheduler.config import SchedulerConfig
+from scheduler.decode import run_decodes
+from scheduler.preemption import Preemptor
+from scheduler.queues import Queues
+from scheduler.records import WaitReason
+from scheduler.sequence import SequenceGroup, SequenceStatus
+from scheduler.step import Step
+
+#: a long prompt lets shorter ones pass in at most this many steps in a row
+MAX_STEPS_PASSED_OVER = 8
+#: shorter prompts are looked for behind at most this many long ones
+MAX_LONG_PROMPTS_PASSED = 8
+
+
+class ChunkedPrefillPolicy:
+    """Decode → swap-in → prompts that are mid-way → new prompts. A step that preempts admits nobody."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        blocks: BlockManager,
+        config: SchedulerConfig,
+        preemptor: Preemptor,
+        admission: Admission,
+    ) -> None:
+        self._queues = queues
+        self._blocks = blocks
+        self._config = config
+        self._preemptor = preemptor
+        self._admission = admission
+
+    def plan(self, step: Step) -> None:
+        decodes: list[SequenceGroup] = []
+        midway: list[SequenceGroup] = []
+        for group in self._queues.running:
+            (midway if group.is_prefilling else decodes).append(group)
+            step.budget.add_seqs(group.num_seqs)
+        run_decodes(decodes, self._queues, self._blocks, self._preemptor, step)
+        if step.has_preempted:
+            step.record.swapped_reason = step.record.waiting_reason = WaitReason.PREEMPTION
+        else:
+            self._admission.swap_in_all(step)
+        if self._config.long_prefill_threshold:
+            self._run_prompts_shorter_first(midway, step)
+        else:
+            self._continue(midway, step)
+            self._admit_in_order(step)
+
+    def _run_prompts_shorter_first(self, midway: list[SequenceGroup], step: Step) -> None:
+        """Long prompts take what shorter ones leave, but are not passed over many steps in a row."""
+        long = [group for group in midway if self._yields(group)]
+        self._continue([group for group in midway if group not in long], step)
+        long += self._admit_past_long(step)
+        someone_passed = step.outputs.num_prefill_tokens > 0
+        self._continue([group for group in long if group in midway], step)
+        self._admit_in_order(step)
+        served = {group.request_id for group in step.touched_groups}
+        for group in long:
+            passed = someone_passed and group.request_id not in served
+            group.num_steps_passed_over = group.num_steps_passed_over + 1 if passed else 0
+
+    def _yields(self, group: SequenceGroup) -> bool:
+        """Whether shorter prompts may go before this one. A recomputed group never yields its place."""
+        return (
+            group.sequences[0].num_tokens > self._config.long_prefill_threshold
+            and group.num_steps_passed_over < MAX_STEPS_PASSED_OVER
+            and not group.num_preemptions
+        )
+
+    def _continue(self, midway: list[SequenceGroup], step: Step) -> None:
+        """The next chunk of prompts that hold their blocks already, oldest first."""
+        for group in midway:
+            seq = group.sequences[0]
+            if seq.status is not SequenceStatus.RUNNING:
+                continue  # preempted in this step
+            num_left = group.prefill_end - seq.num_scheduled_tokens
+            size = chunk_size(num_left, step.budget.remaining_tokens, self._config.chunk_alignment)
+            if size == 0:
+                return
+            step.add_prefill(group, seq, size, self._blocks.block_table(seq.seq_id))
+
+    def _admit_past_long(self, step: Step) -> list[SequenceGroup]:
+        """Admit shorter prompts from behind long ones; return the long ones that were passed."""
+        passed: list[SequenceGroup] = []
+        if step.has_preempted:
+            return passed
+        waiting = self._queues.waiting
+        while len(passed) < len(waiting):
+            group = waiting[len(passed)]
+            if self._yields(group):
+                passed.append(group)
+                if len(passed) == MAX_LONG_PROMPTS_PASSED:
+                    break
+            elif self._admission.admit(group, step, whole=False, max_partial=self._max_partial()) is not None:
+                break
+        return passed
+
+    def _admit_in_order(self, step: Step) -> None:
+        while not step.has_preempted and (group := self._queues.waiting.head) is not None:
+            reason = self._admission.admit(group, step, whole=False, max_partial=self._max_partial())
+            if reason is not None:
+                step.record.waiting_reason = reason
+                return
+
+    def _max_partial(self) -> int | None:
+        """How many more prompts may be left mid-way by this step."""
+        cap = self._config.max_num_partial_prefills
+        return cap - sum(group.is_prefilling for group in self._queues.running) if cap else None

@@ -1,0 +1,177 @@
+"""The engine's thread: takes requests from a queue, steps while there is work, delivers each step's events at once.
+
+Knows neither Ray nor HTTP. When a step raises, the cache and the queues can no longer be trusted: every open request
+ends with an error and the loop is dead for good.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from scheduler.records import StepRecord
+from worker.engine import Engine, RequestError
+from worker.types import EngineLoad, EngineRequest, TokenEvent
+
+logger = logging.getLogger(__name__)
+
+#: an engine without work looks after its books this often
+IDLE_CHECK_PERIOD_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStatus:
+    """`step_age_s` is how long the step now running has run; 0.0 between steps."""
+
+    alive: bool
+    step_id: int
+    step_age_s: float
+    load: EngineLoad
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Finish:
+    request_id: str
+    index: int
+    num_tokens: int
+
+
+_Command = EngineRequest | _Abort | _Finish | None
+
+
+class EngineLoop:
+    """`submit`, `abort`, `finish` and `status` may be called from any thread and return at once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        deliver: Callable[[list[TokenEvent]], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        """`deliver` gets all events of a step, `on_death` the error that ended the loop; both in the loop's thread."""
+        self._engine = engine
+        self._deliver = deliver
+        self._on_death = on_death
+        self._commands: SimpleQueue[_Command] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+        self._open: dict[str, set[int]] = {}
+        self._lock = threading.Lock()
+        self._is_stopping = False
+        self._error: BaseException | None = None
+        self._step_id = 0
+        self._step_began_s: float | None = None
+        self._load = engine.load()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """End after the step now running. Open requests get no event: whoever stops the loop has ended them."""
+        self._is_stopping = True
+        self._commands.put(None)
+        self._thread.join(timeout_s)
+
+    def submit(self, request: EngineRequest) -> None:
+        """A refusal comes back as an event with finish reason "error", as does the death of the loop."""
+        with self._lock:
+            if request.request_id in self._open:
+                raise ValueError(f"request {request.request_id} is already open")
+            if self._error is None:
+                self._open[request.request_id] = set(range(request.params.n))
+                self._commands.put(request)
+                return
+        self._deliver([_refusal(request.request_id, f"the engine is dead: {self._error!r}")])
+
+    def abort(self, request_id: str) -> None:
+        self._commands.put(_Abort(request_id))
+
+    def finish(self, request_id: str, index: int, num_tokens: int) -> None:
+        self._commands.put(_Finish(request_id, index, num_tokens))
+
+    def status(self) -> LoopStatus:
+        began_s = self._step_began_s
+        age_s = 0.0 if began_s is None else time.monotonic() - began_s
+        error = None if self._error is None else repr(self._error)
+        alive = self._error is None and self._thread.is_alive()
+        return LoopStatus(alive, self._step_id, age_s, self._load, error)
+
+    def records_since(self, step_id: int) -> list[StepRecord]:
+        return self._engine.records_since(step_id)
+
+    # -- the loop's own thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._take_commands()
+                if self._engine.has_unfinished():
+                    self._step()
+        except BaseException as error:
+            self._die(error)
+
+    def _take_commands(self) -> None:
+        """All that is there; waits for the first one while there is no work."""
+        try:
+            if not self._engine.has_unfinished():
+                self._obey(self._commands.get(timeout=IDLE_CHECK_PERIOD_S))
+            while True:
+                self._obey(self._commands.get_nowait())
+        except Empty:
+            if not self._engine.has_unfinished():
+                self._engine.check_integrity()
+
+    def _obey(self, command: _Command) -> None:
+        if isinstance(command, EngineRequest):
+            try:
+                self._engine.add_request(command, time.monotonic())
+            except RequestError as error:
+                self._send([_refusal(command.request_id, str(error))])
+        elif isinstance(command, _Abort):
+            self._engine.abort(command.request_id)
+        elif isinstance(command, _Finish):
+            self._engine.finish(command.request_id, command.index, command.num_tokens)
+
+    def _step(self) -> None:
+        self._step_began_s = now = time.monotonic()
+        events = self._engine.step(now)
+        self._step_began_s = None
+        self._step_id += 1
+        self._load = self._engine.load()
+        if events:
+            self._send(events)
+
+    def _send(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            if event.finish_reason is not None:
+                self._close(event)
+        self._deliver(events)
+
+    def _close(self, event: TokenEvent) -> None:
+        with self._lock:
+            indices = self._open[event.request_id]
+            indices.discard(event.index)
+            if not indices:
+                del self._open[event.request_id]
+
+    def _die(self, error: BaseException) -> None:
+        logger.error("the engine loop has died", exc_info=error)
+        with self._lock:
+            self._error = error
+            lost = [(request_id, index) for request_id, indices in self._open.items() for index in sorted(indices)]
+            self._open.clear()
+        self._step_began_s = None
+        message = f"the engine died: {error!r}"
+        self._deliver([TokenEvent(request_id, index, [], None, "error", message) for request_id, index in lost])
+        self._on_death(error)
+
+
+def _refusal(request_id: str, message: str) -> TokenEvent:
+    return TokenEvent(request_id, 0, [], None, "error", message)
