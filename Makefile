@@ -1,0 +1,44 @@
+# Every target that needs the virtual environment makes it first; a second run skips what is done.
+
+PYTHON ?= python3
+BIN := .venv/bin
+SET_UP := .venv/.set-up
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model demo serve test test-slow oracle lint bench
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(SET_UP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; name one with make PYTHON=..." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(SET_UP)  ## make .venv with everything in it
+
+model: $(SET_UP)  ## fetch and convert the demo model, once, into your cache
+	@$(BIN)/python -m worker.demo_model
+
+demo: model  ## start a server, ask it a question, print the streamed answer, stop
+	@$(BIN)/python -m deployments.cli.demo
+
+serve: model  ## serve the demo model until Ctrl-C
+	@$(BIN)/stallfree serve --model demo
+
+lint: $(SET_UP)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint model  ## lint, types and the fast tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: model  ## the long checks
+	$(BIN)/python -m pytest -m slow
+
+oracle: model  ## the whole model oracle against plain Transformers, with its counts
+	$(BIN)/python -m pytest -m oracle -s
+
+bench: model  ## the gap that a long prompt makes, chunked and not, side by side
+	@$(BIN)/python benchmarks/long_prompt_gap.py
