@@ -1,0 +1,180 @@
+"""`LLM`: the engine in process, text in and text out, for offline batches and scripts.
+
+Owns the loop around `Engine.step` and the way from prompts to completions. Knows nothing of scheduling or serving.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+from worker.config import EngineConfig
+from worker.sampling_choices import SamplingChoices
+from worker.text import Tokenizer
+from worker.types import EngineRequest, SamplingParams, TokenEvent, TokenLogprobs
+
+#: called after each step with (completions finished, completions in all, tokens generated so far)
+Progress = Callable[[int, int, int], None]
+#: chat messages, oldest first: mappings with `role` and `content`
+Conversation = Sequence[Mapping[str, Any]]
+
+
+class Engine(Protocol):
+    """What `LLM` needs of `worker.engine.Engine`."""
+
+    tokenizer_folder: Path
+    vocab_size: int
+    max_model_len: int
+    generation_defaults: Mapping[str, Any]
+    totals: Any
+
+    def add_request(self, request: EngineRequest, now: float) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+    def step(self, now: float) -> list[TokenEvent]: ...
+    def has_unfinished(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class Completion:
+    """One answer. `token_ids` includes the token that ended it; `text` leaves out special and stop tokens.
+
+    finish_reason: "stop", "length", or "error" (then `error` says why).
+    """
+
+    prompt: str
+    prompt_token_ids: list[int]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+
+class LLM:
+    """Loads the model when it is made. One call at a time; none leaves a request behind, however it ends."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        chat_template: str | None = None,
+        build_engine: Callable[[EngineConfig], Engine] | None = None,
+    ) -> None:
+        """`build_engine` puts another engine in the place of `worker.engine.Engine`."""
+        if build_engine is None:
+            from worker.engine import Engine as build_engine
+        self._engine = build_engine(config)
+        self._tokenizer = Tokenizer(self._engine.tokenizer_folder, chat_template)
+        self._request_numbers = count()
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingChoices | SamplingParams | None = None,
+        progress: Progress | None = None,
+    ) -> list[Completion]:
+        """Completions of text or token prompts, in their order.
+
+        Choices are filled in per prompt, with the model's defaults and, if they name no seed, with one of its own;
+        `SamplingParams` are taken as they are. Raises `RequestError` before anything has run if a prompt can never fit.
+        """
+        completions = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                completions.append(Completion(prompt, self._tokenizer.encode(prompt)))
+            else:
+                token_ids = list(prompt)
+                text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+                completions.append(Completion(text, token_ids))
+        return self._run(completions, params or SamplingChoices(), progress)
+
+    def chat(
+        self,
+        conversations: Sequence[Conversation],
+        params: SamplingChoices | SamplingParams | None = None,
+        progress: Progress | None = None,
+    ) -> list[Completion]:
+        """Answers to conversations, as `generate` gives them; `prompt` is what the chat template made of each.
+
+        Raises `ChatTemplateError` where the template refuses a conversation.
+        """
+        completions = []
+        for conversation in conversations:
+            token_ids = self._tokenizer.encode_chat(conversation)
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+            completions.append(Completion(text, token_ids))
+        return self._run(completions, params or SamplingChoices(), progress)
+
+    def stats(self) -> dict[str, Any]:
+        """What the engine has done since it was made."""
+        totals = self._engine.totals
+        return {
+            "steps": totals.num_steps,
+            "prefill_chunks": totals.num_prefill_chunks,
+            "preemptions": {
+                "recompute": totals.num_preemptions_recompute,
+                "swap": totals.num_preemptions_swap,
+            },
+            "swapped_blocks": {"out": totals.num_blocks_swapped_out, "in": totals.num_blocks_swapped_in},
+            "discarded_tokens": totals.num_discarded_tokens,
+        }
+
+    def _run(
+        self,
+        completions: list[Completion],
+        params: SamplingChoices | SamplingParams,
+        progress: Progress | None,
+    ) -> list[Completion]:
+        open_completions: dict[str, Completion] = {}
+        try:
+            for completion in completions:
+                request_id = f"llm-{next(self._request_numbers)}"
+                request = EngineRequest(
+                    request_id, completion.prompt_token_ids, self._params_for(completion.prompt_token_ids, params)
+                )
+                self._engine.add_request(request, time.monotonic())
+                open_completions[request_id] = completion
+            num_tokens = 0
+            while open_completions:
+                assert self._engine.has_unfinished(), "the engine forgot a request"
+                for event in self._engine.step(time.monotonic()):
+                    completion = open_completions.get(event.request_id)
+                    if completion is None:  # of a call before this one, that was interrupted
+                        continue
+                    num_tokens += len(event.token_ids)
+                    _add_event(completion, event)
+                    if event.finish_reason is not None:
+                        completion.text = self._text_of(completion)
+                        del open_completions[event.request_id]
+                if progress is not None:
+                    progress(len(completions) - len(open_completions), len(completions), num_tokens)
+        finally:
+            for request_id in open_completions:
+                self._engine.abort(request_id)
+        return completions
+
+    def _params_for(self, prompt_token_ids: list[int], params: SamplingChoices | SamplingParams) -> SamplingParams:
+        if isinstance(params, SamplingParams):
+            return params
+        return params.resolve(
+            self._engine.generation_defaults,
+            # A prompt that leaves no room at all is the engine's to refuse.
+            max_tokens=max(1, self._engine.max_model_len - len(prompt_token_ids)),
+            vocab_size=self._engine.vocab_size,
+            random_seed=secrets.randbits(63),
+        )
+
+    def _text_of(self, completion: Completion) -> str:
+        ends_in_stop_token = completion.finish_reason == "stop"
+        shown = completion.token_ids[:-1] if ends_in_stop_token else completion.token_ids
+        return self._tokenizer.decode(shown)
+
+
+def _add_event(completion: Completion, event: TokenEvent) -> None:
+    completion.token_ids += event.token_ids
+    if event.logprobs is not None:
+        completion.logprobs = (completion.logprobs or []) + event.logprobs
+    completion.finish_reason = event.finish_reason
+    completion.error = event.error

@@ -1,0 +1,97 @@
+"""What a user of `LLM` asks of sampling, and how that becomes `SamplingParams`.
+
+Owns ranges and defaults: what is not asked for comes from the model's generation_config.json, and what that does
+not say is OpenAI's default. Knows no engine.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from worker.types import SamplingParams
+
+MAX_TEMPERATURE = 100.0
+
+
+class SamplingError(ValueError):
+    """A sampling option out of range. `option` is its name in `SamplingChoices`."""
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(f"{option}: {message}")
+        self.option = option
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingChoices:
+    """None means: the model's default. `max_tokens` None: up to the model's length. `seed` None: a random one."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    logprobs: int | None = None
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def resolve(
+        self, defaults: Mapping[str, Any], *, max_tokens: int, vocab_size: int, random_seed: int
+    ) -> SamplingParams:
+        """`max_tokens` is what the model's length leaves for this prompt: an answer ends there at the latest.
+
+        Raises `SamplingError` for the first choice that is out of range.
+        """
+        self.check()
+        if self.logprobs is not None and self.logprobs > vocab_size:
+            raise SamplingError("logprobs", f"must be at most the vocabulary's {vocab_size}, got {self.logprobs}")
+        off = SamplingParams(max_tokens=0)
+
+        def choice(name: str) -> Any:
+            chosen = getattr(self, name)
+            if chosen is not None:
+                return chosen
+            default = defaults.get(name)
+            return getattr(off, name) if default is None else default
+
+        return SamplingParams(
+            max_tokens=max_tokens if self.max_tokens is None else min(self.max_tokens, max_tokens),
+            temperature=float(choice("temperature")),
+            top_p=float(choice("top_p")),
+            top_k=int(choice("top_k")),
+            min_p=float(choice("min_p")),
+            repetition_penalty=float(choice("repetition_penalty")),
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=random_seed if self.seed is None else self.seed,
+            logprobs=self.logprobs,
+            min_tokens=self.min_tokens,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+        )
+
+    def check(self) -> None:
+        """Raises `SamplingError` for the first choice that is out of range."""
+        _check("max_tokens", self.max_tokens, 1, math.inf)
+        _check("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        _check("top_p", self.top_p, 0.0, 1.0)
+        _check("top_k", self.top_k, 0, math.inf)
+        _check("min_p", self.min_p, 0.0, 1.0)
+        if self.repetition_penalty is not None and self.repetition_penalty <= 0:
+            raise SamplingError("repetition_penalty", f"must be above 0, got {self.repetition_penalty}")
+        _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check("logprobs", self.logprobs, 0, math.inf)
+        _check("min_tokens", self.min_tokens, 0, math.inf)
+
+
+def _check(option: str, value: float | None, lowest: float, highest: float) -> None:
+    if value is None or lowest <= value <= highest:  # false for NaN
+        return
+    bounds = f"at least {lowest:g}" if highest == math.inf else f"from {lowest:g} to {highest:g}"
+    raise SamplingError(option, f"must be {bounds}, got {value}")
