@@ -83,7 +83,12 @@ _WORKER_METRICS = (
         "host",
     ),
     _gauge(
-        "stallfree_kv_blocks", "KV cache blocks of the pool that requests can hold", WORKER, "pool", "device", "host"
+        "stallfree_kv_blocks",
+        "KV cache blocks of the pool, held or not, the device's reserved null block included",
+        WORKER,
+        "pool",
+        "device",
+        "host",
     ),
     _counter("stallfree_preemptions_total", "Preempted requests", WORKER, "mode", "recompute", "swap"),
     _counter(

@@ -3,29 +3,8 @@
 Knows nothing of requests' texts or latencies, and makes no step wait: whoever holds it folds between steps.
 """
 
-from typing import Protocol
-
 from monitoring.accumulator import Accumulator, Snapshot
 from scheduler.records import StepRecord
-
-
-class WorkerLoad(Protocol):
-    """Counts of requests and of blocks as they are now; free blocks include those that are only cached."""
-
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def num_swapped(self) -> int: ...
-    @property
-    def num_free_blocks(self) -> int: ...
-    @property
-    def num_used_blocks(self) -> int: ...
-    @property
-    def num_free_host_blocks(self) -> int: ...
-    @property
-    def num_used_host_blocks(self) -> int: ...
 
 
 class WorkerMetrics:
@@ -59,16 +38,27 @@ class WorkerMetrics:
         count.inc("stallfree_swapped_blocks_total", record.num_blocks_swapped_in, "in")
         count.inc("stallfree_swapped_blocks_total", record.num_blocks_swapped_out, "out")
 
-    def set_load(self, load: WorkerLoad) -> None:
+    def set_load(
+        self,
+        *,
+        num_waiting: int,
+        num_running: int,
+        num_swapped: int,
+        num_used_device_blocks: int,
+        num_used_host_blocks: int,
+    ) -> None:
         """The worker as it is now, not as it was at its last step: cancels change it between steps."""
         gauge = self._accumulator.set
-        gauge("stallfree_num_requests_waiting", load.num_waiting)
-        gauge("stallfree_num_requests_running", load.num_running)
-        gauge("stallfree_num_requests_swapped", load.num_swapped)
-        gauge("stallfree_kv_blocks_used", load.num_used_blocks, "device")
-        gauge("stallfree_kv_blocks_used", load.num_used_host_blocks, "host")
-        gauge("stallfree_kv_blocks", load.num_free_blocks + load.num_used_blocks, "device")
-        gauge("stallfree_kv_blocks", load.num_free_host_blocks + load.num_used_host_blocks, "host")
+        gauge("stallfree_num_requests_waiting", num_waiting)
+        gauge("stallfree_num_requests_running", num_running)
+        gauge("stallfree_num_requests_swapped", num_swapped)
+        gauge("stallfree_kv_blocks_used", num_used_device_blocks, "device")
+        gauge("stallfree_kv_blocks_used", num_used_host_blocks, "host")
+
+    def set_pool_sizes(self, *, num_device_blocks: int, num_host_blocks: int) -> None:
+        """Once, when the engine is there: all blocks of each pool, held or not."""
+        self._accumulator.set("stallfree_kv_blocks", num_device_blocks, "device")
+        self._accumulator.set("stallfree_kv_blocks", num_host_blocks, "host")
 
     def snapshot(self) -> Snapshot:
         return self._accumulator.snapshot()

@@ -11,11 +11,6 @@ from monitoring.ingress_metrics import IngressMetrics
 from monitoring.table import INGRESS, METRICS, WORKER, MetricKind
 from monitoring.worker_metrics import WorkerMetrics
 from scheduler.records import ChunkRecord, PreemptionRecord, StepRecord
-from worker.types import EngineLoad
-
-IDLE = EngineLoad(
-    num_waiting=0, num_running=0, num_swapped=0, num_queued_tokens=0, num_free_blocks=63, num_used_blocks=0
-)
 
 
 def make_step(step_id: int, *, duration_s: float | None = 0.02, chunks: tuple[int, ...] = ()) -> StepRecord:
@@ -212,26 +207,17 @@ def test_a_step_that_only_moved_blocks_is_counted_without_a_duration() -> None:
 
 def test_gauges_are_those_of_now_after_everything_was_cancelled_without_another_step() -> None:
     metrics = WorkerMetrics("demo", 0)
-    busy = EngineLoad(
-        num_waiting=3,
-        num_running=2,
-        num_swapped=1,
-        num_queued_tokens=900,
-        num_free_blocks=13,
-        num_used_blocks=50,
-        num_used_host_blocks=4,
-        num_free_host_blocks=12,
-    )
-    metrics.set_load(busy)
+    metrics.set_pool_sizes(num_device_blocks=64, num_host_blocks=16)
+    metrics.set_load(num_waiting=3, num_running=2, num_swapped=1, num_used_device_blocks=50, num_used_host_blocks=4)
     gauges = metrics.snapshot()["gauges"]
     assert gauges["stallfree_num_requests_waiting"] == {"": 3}
     assert gauges["stallfree_num_requests_running"] == {"": 2}
     assert gauges["stallfree_num_requests_swapped"] == {"": 1}
     assert gauges["stallfree_kv_blocks_used"] == {"device": 50, "host": 4}
-    assert gauges["stallfree_kv_blocks"] == {"device": 63, "host": 16}
-    metrics.set_load(IDLE)
+    assert gauges["stallfree_kv_blocks"] == {"device": 64, "host": 16}
+    metrics.set_load(num_waiting=0, num_running=0, num_swapped=0, num_used_device_blocks=0, num_used_host_blocks=0)
     idle = metrics.snapshot()["gauges"]
-    assert idle.pop("stallfree_kv_blocks") == {"device": 63, "host": 0}
+    assert idle.pop("stallfree_kv_blocks") == {"device": 64, "host": 16}
     assert all(number == 0 for series in idle.values() for number in series.values())
 
 

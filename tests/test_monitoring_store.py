@@ -15,7 +15,6 @@ from monitoring.metrics_store import MAX_DEAD_REPORTS, MAX_LABEL_SETS, SILENT_AF
 from monitoring.table import METRICS
 from monitoring.worker_metrics import WorkerMetrics
 from scheduler.records import ChunkRecord, PreemptionRecord, StepRecord
-from worker.types import EngineLoad
 
 
 class FakeClock:
@@ -63,7 +62,9 @@ def worker_snapshot(num_preemptions: int, *, worker: int = 0, num_running: int =
     step.prefill_chunks = [ChunkRecord("a", 0, 0, 40)]
     step.preemptions = [PreemptionRecord("a", "recompute", "blocks", "b", 1, 16)] * num_preemptions
     metrics.fold([step])
-    metrics.set_load(EngineLoad(0, num_running, 0, 0, num_free_blocks=50, num_used_blocks=13))
+    metrics.set_load(
+        num_waiting=0, num_running=num_running, num_swapped=0, num_used_device_blocks=13, num_used_host_blocks=0
+    )
     return metrics.snapshot()
 
 
