@@ -1,0 +1,46 @@
+"""What the request series count for one answer, and when. Knows the names of the events, not of the series."""
+
+import time
+from typing import Protocol
+
+
+class ApiMetrics(Protocol):
+    """Where the request series live (`monitoring.ingress_metrics` over HTTP). A request is one prompt's answer."""
+
+    def request_finished(self, finish_reason: str, prompt_tokens: int, e2e_s: float) -> None: ...
+
+    def first_token(self, ttft_s: float) -> None: ...
+
+    def inter_token(self, gap_s: float) -> None: ...
+
+    def tokens_delivered(self, n: int) -> None: ...
+
+
+class AnswerMeter:
+    """Times are taken where text is handed to the connection; `arrival_s` is when the request came, before its
+    body was read. A chunk of several tokens is one inter-token observation: that is the gap its reader saw."""
+
+    def __init__(self, metrics: ApiMetrics, arrival_s: float, num_prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._arrival_s = arrival_s
+        self._num_prompt_tokens = num_prompt_tokens
+        self._last_s: float | None = None
+        self._is_finished = False
+
+    def delivered(self, num_tokens: int) -> None:
+        if num_tokens == 0:
+            return
+        now_s = time.monotonic()
+        if self._last_s is None:
+            self._metrics.first_token(now_s - self._arrival_s)
+        else:
+            self._metrics.inter_token(now_s - self._last_s)
+        self._last_s = now_s
+        self._metrics.tokens_delivered(num_tokens)
+
+    def finished(self, finish_reason: str) -> None:
+        """The first call counts: an answer that ended stays ended, whatever becomes of its connection."""
+        if not self._is_finished:
+            self._is_finished = True
+            e2e_s = time.monotonic() - self._arrival_s
+            self._metrics.request_finished(finish_reason, self._num_prompt_tokens, e2e_s)

@@ -1,0 +1,157 @@
+"""Token events of one choice to text: `Answer` keeps what the client has been given, `follow` drives it from frames.
+
+Owns text, stop strings, token counts and finish reasons of a choice. Knows neither HTTP nor JSON.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+
+from deployments.frames import Accepted, Frame, Tokens
+from deployments.protocol.responses import TokenLogprob
+from deployments.worker_client import WorkerClient, WorkerFailedError
+from worker.text import Detokenizer, StopStrings, Tokenizer
+from worker.types import EngineRequest, TokenEvent
+
+logger = logging.getLogger(__name__)
+
+#: telling a worker that an answer ended must not hold up the answer
+_TELL_WORKER_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new of a choice. `num_tokens` are the tokens that this text, or its end, stands for."""
+
+    index: int
+    text: str
+    num_tokens: int
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerAccepted:
+    """A worker holds the request of this choice."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How tokens become the client's text. Stop strings are not looked for in fewer than `min_tokens` tokens."""
+
+    stop: tuple[str, ...] = ()
+    include_stop_str: bool = False
+    skip_special_tokens: bool = True
+    min_tokens: int = 0
+
+
+class Answer:
+    """One choice. Invariant: `num_tokens` counts the tokens up to the one that ended the answer, no overrun.
+
+    A stop token that ended the answer counts, and has its log-probability, but is no part of the text (unless
+    stop strings are included). `prefix` is text that comes before the answer, such as an echoed prompt.
+    """
+
+    def __init__(self, index: int, tokenizer: Tokenizer, options: TextOptions, prefix: str = "") -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.finish_reason: str | None = None
+        self.is_stopped_by_string = False
+        self._options = options
+        self._detokenizer = Detokenizer(tokenizer, options.skip_special_tokens)
+        self._stop_strings = StopStrings(list(options.stop), options.include_stop_str)
+        self._text = prefix
+        self._num_chars = len(prefix)
+        self._num_unsent_tokens = 0
+        self._unsent_logprobs: list[TokenLogprob] = []
+
+    def push(self, event: TokenEvent) -> Delta | None:
+        """What the client can be given now; None while that is nothing. Raises WorkerFailedError where the engine
+        ended the answer for a fault."""
+        if event.finish_reason in ("error", "abort"):
+            raise WorkerFailedError(event.error or f"the engine ended the request ({event.finish_reason})")
+        num_text_tokens = len(event.token_ids)
+        if event.finish_reason == "stop" and not self._options.include_stop_str:
+            num_text_tokens -= 1
+        for position, token_id in enumerate(event.token_ids):
+            self._count(token_id, event, position)
+            if position < num_text_tokens and self._add_text(self._detokenizer.push([token_id])):
+                break
+        if event.finish_reason is not None and self.finish_reason is None:
+            self._end(event.finish_reason)
+        return self._take_delta()
+
+    def _count(self, token_id: int, event: TokenEvent, position: int) -> None:
+        self.num_tokens += 1
+        self._num_unsent_tokens += 1
+        if event.logprobs is not None:
+            self._unsent_logprobs.append(TokenLogprob(token_id, event.logprobs[position], self._num_chars))
+
+    def _add_text(self, text: str) -> bool:
+        """Whether a stop string completed, which ends the answer."""
+        self._num_chars += len(text)
+        if self.num_tokens < self._options.min_tokens:
+            self._text += text
+            return False
+        safe, is_stopped = self._stop_strings.push(text)
+        self._text += safe
+        if is_stopped:
+            self.finish_reason = "stop"
+            self.is_stopped_by_string = True
+        return is_stopped
+
+    def _end(self, finish_reason: str) -> None:
+        if self._add_text(self._detokenizer.flush()):
+            return
+        self._text += self._stop_strings.flush()
+        self.finish_reason = finish_reason
+
+    def _take_delta(self) -> Delta | None:
+        if not self._text and self.finish_reason is None:
+            return None
+        delta = Delta(self.index, self._text, self._num_unsent_tokens, self._unsent_logprobs, self.finish_reason)
+        self._text, self._num_unsent_tokens, self._unsent_logprobs = "", 0, []
+        return delta
+
+
+async def follow(
+    client: WorkerClient, request: EngineRequest, answer: Answer
+) -> AsyncGenerator[AnswerAccepted | Delta, None]:
+    """Runs a request of one sample to the end of its answer. However it ends, the worker's work ends with it."""
+    frames = client.generate(request)
+    try:
+        async for batch in frames:
+            for frame in batch:
+                if isinstance(frame, Accepted):
+                    yield AnswerAccepted(answer.index)
+                elif isinstance(frame, Tokens):
+                    for event in frame.events:
+                        delta = answer.push(event)
+                        if delta is not None:
+                            yield delta
+                        if answer.finish_reason is not None:
+                            return
+        raise WorkerFailedError("the worker's stream ended before the answer did")
+    finally:
+        await _release(client, request, answer, frames)
+
+
+async def _release(
+    client: WorkerClient, request: EngineRequest, answer: Answer, frames: AsyncIterator[list[Frame]]
+) -> None:
+    try:
+        async with asyncio.timeout(_TELL_WORKER_TIMEOUT_S):
+            if answer.is_stopped_by_string:
+                await client.finish(request.request_id, 0, answer.num_tokens)
+            elif answer.finish_reason is None:
+                await client.abort(request.request_id)
+    except Exception:
+        # The answer is over for the client; closing the stream below ends the work as well.
+        logger.exception("could not tell the worker that request %s ended", request.request_id)
+    finally:
+        close = getattr(frames, "aclose", None)
+        if close is not None:
+            await close()

@@ -1,0 +1,149 @@
+"""The HTTP API: routes, and the one place where errors become responses. Text and workers are `ApiService`'s matter,
+which the routes find at `app.state.service`.
+"""
+
+import logging
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from deployments.answer_meter import ApiMetrics
+from deployments.api_service import ApiService, ApiSettings, Job
+from deployments.disconnects import ClientGoneError, EventStream, unless_disconnected
+from deployments.event_stream import events
+from deployments.protocol.body import read_json_object
+from deployments.protocol.errors import ApiError, error_body, model_not_found
+from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.protocol.responses import Envelope, Usage, model_object
+from deployments.rendering import (
+    ChatRendering,
+    CompletionRendering,
+    Rendering,
+    whole_answers,
+    whole_response,
+)
+from deployments.request_ids import RequestIds
+
+__all__ = ["ApiMetrics", "ApiService", "ApiSettings", "create_api"]
+
+logger = logging.getLogger(__name__)
+
+METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: what servers log for a client that closed the connection; nobody receives it
+_CLIENT_CLOSED_REQUEST = 499
+
+
+def create_api() -> FastAPI:
+    """The application; set `app.state.service` before the first request."""
+    app = FastAPI(openapi_url=None, exception_handlers=_EXCEPTION_HANDLERS)
+    app.add_middleware(RequestIds)
+    started_s = int(time.time())
+
+    @app.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready(request: Request) -> Response:
+        is_ready = await _service(request).is_ready()
+        return JSONResponse({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        return PlainTextResponse(await _service(request).metrics_text(), media_type=METRICS_CONTENT_TYPE)
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(request, started_s)]})
+
+    @app.get("/v1/models/{model_id:path}")
+    async def model(request: Request, model_id: str) -> Response:
+        settings = _service(request).settings
+        if model_id != settings.served_model_name:
+            raise model_not_found(settings.served_model_name)
+        return JSONResponse(_model(request, started_s))
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        arrival_s = time.monotonic()
+        service = _service(request)
+        body = CompletionRequest.parse(await read_json_object(request, service.settings.max_body_bytes))
+        jobs = await service.completion_jobs(body, arrival_s)
+        rendering = CompletionRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
+        return await _answer(request, service, body, jobs, rendering)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        arrival_s = time.monotonic()
+        service = _service(request)
+        body = ChatRequest.parse(await read_json_object(request, service.settings.max_body_bytes))
+        jobs = await service.chat_jobs(body, arrival_s)
+        rendering = ChatRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
+        return await _answer(request, service, body, jobs, rendering)
+
+    return app
+
+
+async def _answer(
+    request: Request, service: ApiService, body: GenerationRequest, jobs: list[Job], rendering: Rendering
+) -> Response:
+    settings = service.settings
+    response_id = jobs[0].request.request_id.removesuffix("-0")
+    envelope = Envelope(response_id, int(time.time()), settings.served_model_name, settings.system_fingerprint)
+    usage = Usage(prompt_tokens=sum(len(job.request.prompt_token_ids) for job in jobs))
+    deltas = service.run(jobs)
+    if body.stream:
+        stream = events(deltas, rendering, envelope, usage if body.include_usage else None)
+        # What fails before the first token still becomes an HTTP status.
+        head = await unless_disconnected(request.receive, _first(stream))
+        return EventStream(head, stream)
+    wholes = await unless_disconnected(request.receive, whole_answers(deltas))
+    usage.completion_tokens = sum(whole.num_tokens for whole in wholes)
+    return JSONResponse(whole_response(rendering, envelope, wholes) | {"usage": usage.to_dict()})
+
+
+async def _first(stream: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(stream)
+
+
+def _service(request: Request) -> ApiService:
+    service: ApiService = request.app.state.service
+    return service
+
+
+def _model(request: Request, created: int) -> dict[str, Any]:
+    settings = _service(request).settings
+    return model_object(settings.served_model_name, created, settings.max_model_len)
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Unknown routes and methods, and whatever else the framework refuses by itself."""
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers) if error.headers else None
+    return JSONResponse(error_body(str(error.detail), error.status_code), error.status_code, headers)
+
+
+async def _on_client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+async def _on_unexpected(request: Request, error: Exception) -> Response:
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return JSONResponse(error_body("internal error", 500, code="internal_error"), 500)
+
+
+_EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {
+    ApiError: _on_api_error,
+    HTTPException: _on_http_error,
+    ClientGoneError: _on_client_gone,
+    Exception: _on_unexpected,
+}

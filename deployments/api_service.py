@@ -1,0 +1,204 @@
+"""`ApiService`: from a checked request to running answers. Owns tokenizing, limits and the requests' ids.
+
+Knows neither routes nor the shapes of responses.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from deployments.answer_meter import AnswerMeter, ApiMetrics
+from deployments.answers import Answer, AnswerAccepted, Delta, TextOptions, follow
+from deployments.merging import merged
+from deployments.protocol.errors import ApiError, bad_request, model_not_found, not_supported
+from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest, Prompt
+from deployments.protocol.sampling import check_token_ids, sampling_params
+from deployments.worker_client import (
+    RequestRejectedError,
+    WorkerClient,
+    WorkerFailedError,
+    WorkerUnavailableError,
+)
+from worker.text import ChatTemplateError, Tokenizer
+from worker.types import EngineRequest
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: tokenizing more characters than this takes longer than other requests should wait
+_TOKENIZE_ON_LOOP_CHARS = 2048
+_RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """`vocab_size` is the model's: ids of prompts must be below it. `generation_defaults` are its own sampling
+    defaults (temperature, top_k, top_p, min_p, repetition_penalty); absent ones are OpenAI's."""
+
+    served_model_name: str
+    max_model_len: int
+    vocab_size: int
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    max_body_bytes: int = 4 * 1024 * 1024
+    max_prompts: int = 64
+    system_fingerprint: str = "stallfree"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt on its way: what the engine gets, what the client gets, what is counted."""
+
+    request: EngineRequest
+    answer: Answer
+    meter: AnswerMeter
+
+
+class ApiService:
+    """What the routes of one ingress use. `is_ready` and `metrics_text` come from whoever knows the cluster."""
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        tokenizer: Tokenizer,
+        settings: ApiSettings,
+        metrics: ApiMetrics,
+        *,
+        is_ready: Callable[[], Awaitable[bool]],
+        metrics_text: Callable[[], Awaitable[str]],
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.is_ready = is_ready
+        self.metrics_text = metrics_text
+        self._client = client
+        self._metrics = metrics
+
+    async def completion_jobs(self, request: CompletionRequest, arrival_s: float) -> list[Job]:
+        self._check_model(request)
+        if request.echo and request.logprobs is not None:
+            raise not_supported("echo", "together with logprobs, which would need the prompt's own, it")
+        if not request.prompt:
+            raise bad_request("prompt: must not be empty", "prompt")
+        if len(request.prompt) > self.settings.max_prompts:
+            raise bad_request(f"prompt: at most {self.settings.max_prompts} prompts in one request", "prompt")
+        num_chars = sum(len(prompt) for prompt in request.prompt)
+        prompts = await self._off_loop(num_chars, lambda: [self._prompt_ids(prompt) for prompt in request.prompt])
+        base_id = f"cmpl-{uuid.uuid4().hex}"
+        jobs = []
+        for index, (prompt, token_ids) in enumerate(zip(request.prompt, prompts, strict=True)):
+            prefix = ""
+            if request.echo:
+                prefix = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
+            request_id = base_id if len(prompts) == 1 else f"{base_id}-{index}"
+            jobs.append(self._job(request, request_id, index, token_ids, "prompt", arrival_s, prefix))
+        return jobs
+
+    async def chat_jobs(self, request: ChatRequest, arrival_s: float) -> list[Job]:
+        self._check_model(request)
+        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+        num_chars = sum(len(message.content) for message in request.messages)
+        try:
+            token_ids = await self._off_loop(num_chars, lambda: self.tokenizer.encode_chat(messages))
+        except ChatTemplateError as error:
+            raise bad_request(f"messages: {error}", "messages") from error
+        if not token_ids:
+            raise bad_request("messages: the chat template made an empty prompt of them", "messages")
+        return [self._job(request, f"chatcmpl-{uuid.uuid4().hex}", 0, token_ids, "messages", arrival_s, "")]
+
+    async def run(self, jobs: list[Job]) -> AsyncGenerator[Delta, None]:
+        """The text of all answers as it comes. Raises ApiError. The first item waits until every request was taken
+        by a worker, so that what refuses one of them is known before anything is sent."""
+        num_waiting = len(jobs)
+        held: list[Delta] = []
+        async with aclosing(merged([self._run_one(job) for job in jobs])) as items:
+            async for item in items:
+                if isinstance(item, AnswerAccepted):
+                    num_waiting -= 1
+                else:
+                    held.append(item)
+                if num_waiting == 0:
+                    for delta in held:
+                        jobs[delta.index].meter.delivered(delta.num_tokens)
+                        yield delta
+                    held = []
+
+    async def _run_one(self, job: Job) -> AsyncGenerator[AnswerAccepted | Delta, None]:
+        outcome = "abort"  # unless something else ends it: the client left
+        is_refused = False
+        try:
+            async with aclosing(follow(self._client, job.request, job.answer)) as items:
+                async for item in items:
+                    if isinstance(item, Delta) and item.finish_reason is not None:
+                        outcome = item.finish_reason
+                    yield item
+                    if outcome != "abort":
+                        job.meter.finished(outcome)  # before the worker is told, which may take a while
+        except RequestRejectedError as error:
+            is_refused = True
+            raise bad_request(error.message, error.param, error.code) from error
+        except WorkerUnavailableError as error:
+            outcome = "error"
+            logger.warning("request %s: %s", job.request.request_id, error)
+            headers = {"Retry-After": str(_RETRY_AFTER_S)}
+            raise ApiError(503, str(error), code="worker_unavailable", headers=headers) from error
+        except WorkerFailedError as error:
+            outcome = "error"
+            logger.error("request %s: %s", job.request.request_id, error)
+            raise ApiError(500, str(error), code="worker_failed") from error
+        except Exception:
+            outcome = "error"
+            raise
+        finally:
+            if not is_refused:
+                job.meter.finished(outcome)
+
+    def _job(
+        self,
+        request: GenerationRequest,
+        request_id: str,
+        index: int,
+        token_ids: list[int],
+        prompt_param: str,
+        arrival_s: float,
+        prefix: str,
+    ) -> Job:
+        params = sampling_params(
+            request,
+            num_prompt_tokens=len(token_ids),
+            prompt_param=prompt_param,
+            max_model_len=self.settings.max_model_len,
+            vocab_size=self.settings.vocab_size,
+            generation_defaults=self.settings.generation_defaults,
+        )
+        options = TextOptions(
+            stop=tuple(request.stop or ()),
+            include_stop_str=bool(request.include_stop_str_in_output),
+            skip_special_tokens=request.skip_special_tokens is not False,
+            min_tokens=params.min_tokens,
+        )
+        return Job(
+            EngineRequest(request_id, token_ids, params),
+            Answer(index, self.tokenizer, options, prefix),
+            AnswerMeter(self._metrics, arrival_s, len(token_ids)),
+        )
+
+    def _check_model(self, request: GenerationRequest) -> None:
+        if request.model != self.settings.served_model_name:
+            raise model_not_found(self.settings.served_model_name)
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            token_ids = self.tokenizer.encode(prompt)
+        else:
+            token_ids = prompt
+            check_token_ids(token_ids, self.settings.vocab_size, "prompt")
+        if not token_ids:
+            raise bad_request("prompt: must not be empty", "prompt")
+        return token_ids
+
+    async def _off_loop(self, num_chars: int, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work) if num_chars > _TOKENIZE_ON_LOOP_CHARS else work()

@@ -1,0 +1,1 @@
+"""The OpenAI protocol: request models, their checks, response objects, error objects."""

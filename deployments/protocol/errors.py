@@ -1,0 +1,79 @@
+"""What goes wrong at the edge, as OpenAI error objects. Texts name fields and numbers, never what a client wrote."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+#: what an error text says after a validator's own message starts with these words
+_VALIDATOR_PREFIX = "Value error, "
+
+
+class ApiError(Exception):
+    """Ends a request with an HTTP status and an error object."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return error_body(self.message, self.status, self.param, self.code)
+
+
+def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    if status >= 500:
+        kind = "server_error"
+    elif status == 404:
+        kind = "not_found_error"
+    else:
+        kind = "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def not_supported(param: str, what: str) -> ApiError:
+    return ApiError(400, f"{param}: {what} is not supported", param=param, code="unsupported_parameter")
+
+
+def model_not_found(served_model_name: str) -> ApiError:
+    return ApiError(
+        404,
+        f"the model does not exist; this server serves '{served_model_name}'",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def context_length_exceeded(num_prompt_tokens: int, max_tokens: int, max_model_len: int, param: str) -> ApiError:
+    """`max_tokens` is what the request needs at least: 1 where it named no limit."""
+    return bad_request(
+        f"the model's context is {max_model_len} tokens, but the prompt has {num_prompt_tokens} tokens and the "
+        f"answer may need {max_tokens}: {num_prompt_tokens + max_tokens} in all",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """The first thing wrong with a body, by the name of its field."""
+    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    param = ""
+    for part in first["loc"]:
+        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
+    message = first["msg"].removeprefix(_VALIDATOR_PREFIX)
+    return bad_request(f"{param or 'body'}: {message}", param or None)

@@ -1,0 +1,227 @@
+"""The bodies of `/v1/completions` and `/v1/chat/completions`: names, types and ranges of their fields.
+
+Null means the default for every optional field. What depends on the model (its length, its vocabulary, its own
+defaults) is checked in `sampling.py`.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from deployments.protocol.errors import bad_request, from_validation, not_supported
+
+logger = logging.getLogger(__name__)
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIASES = 1024
+MAX_MESSAGES = 4096
+_MAX_NAMED_UNKNOWN_FIELDS = 20
+
+Prompt = str | list[int]
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+_RequestT = TypeVar("_RequestT", bound="GenerationRequest")
+
+
+def _stop_list(value: Any) -> Any:
+    """Clients send an empty string for no stop string."""
+    if isinstance(value, str):
+        return [value] if value else None
+    if isinstance(value, list) and any(string == "" for string in value):
+        raise ValueError("a stop string must not be empty")
+    return value
+
+
+def _logit_bias(value: Any) -> Any:
+    """JSON keys are strings; here they become token ids. Some clients send [] for an empty object."""
+    if value == []:
+        return None
+    if not isinstance(value, dict):
+        return value
+    if any(not (isinstance(key, str) and re.fullmatch(r"[0-9]{1,9}", key)) for key in value):
+        raise ValueError("each key must be a token id written in digits")
+    return {int(key): bias for key, bias in value.items()}
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """All forms of `prompt` as a list of texts and lists of token ids."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError("must be a string, a list of token ids, or a list of either")
+    if _are_token_ids(value):
+        return [value]
+    for prompt in value:
+        if not isinstance(prompt, str) and not (isinstance(prompt, list) and _are_token_ids(prompt, or_empty=True)):
+            raise ValueError("must be a string, a list of token ids, or a list of either")
+    return value
+
+
+def _are_token_ids(value: list[Any], *, or_empty: bool = False) -> bool:
+    return (or_empty or bool(value)) and all(type(item) is int for item in value)
+
+
+def _content(value: Any) -> Any:
+    """A list of text parts means the parts joined."""
+    if not isinstance(value, list):
+        return value
+    texts: list[str] = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise ValueError("every part must be an object of type 'text'")
+        if not isinstance(part.get("text"), str):
+            raise ValueError("a part of type 'text' needs the string 'text'")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class StreamOptions(_Body):
+    include_usage: bool | None = None
+
+
+class Message(_Body):
+    role: Role
+    content: Annotated[str, BeforeValidator(_content)]
+    name: str | None = None
+
+
+class GenerationRequest(_Body):
+    """The fields that both kinds of request share."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Annotated[
+        list[Annotated[str, Field(max_length=MAX_STOP_STRING_CHARS)]] | None,
+        Field(max_length=MAX_STOP_STRINGS),
+        BeforeValidator(_stop_list),
+    ] = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    logit_bias: Annotated[
+        dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] | None,
+        Field(max_length=MAX_LOGIT_BIASES),
+        BeforeValidator(_logit_bias),
+    ] = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """Raises ApiError that names the field."""
+        refuse_unsupported(body)
+        known = cls.model_fields.keys() | _REFUSED.keys()
+        unknown = [name for name in body if name not in known]
+        if unknown:
+            # Names alone, bounded and escaped: values are the client's own matter.
+            names = ", ".join(repr(name[:64]) for name in unknown[:_MAX_NAMED_UNKNOWN_FIELDS])
+            logger.warning("ignored %d unknown request fields: %s", len(unknown), names)
+        try:
+            request = cls.model_validate(dict(body))
+        except ValidationError as error:
+            raise from_validation(error) from None
+        if request.n is not None and request.n > 1:
+            raise not_supported("n", "more than one answer to a prompt")
+        if request.include_usage and not request.stream:
+            raise bad_request("stream_options: only allowed when stream is true", "stream_options")
+        return request
+
+    @property
+    def max_tokens_field(self) -> str:
+        """The name under which the limit was given."""
+        return "max_tokens"
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives beside the chosen token; None: no log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: Annotated[list[Prompt], BeforeValidator(_prompts)]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+class ChatRequest(GenerationRequest):
+    """Of the two limits `max_completion_tokens` wins."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def max_tokens_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+#: Fields that would change the answer and are not there yet: the values that ask for nothing, and what is refused.
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "best_of": ((None, 1), "choosing the best of several answers"),
+    "suffix": ((None, ""), "text after the completion"),
+    "use_beam_search": ((None, False), "beam search"),
+    "tools": ((None, [], {}, ""), "calling tools"),
+    "tool_choice": ((None, "", "none", "auto"), "calling tools"),
+    "functions": ((None, [], {}, ""), "calling functions"),
+    "function_call": ((None, "", "none", "auto"), "calling functions"),
+    "response_format": ((None, {}, "", {"type": "text"}), "a format other than text"),
+    "guided_json": ((None,), "guided decoding"),
+    "guided_regex": ((None,), "guided decoding"),
+    "guided_choice": ((None,), "guided decoding"),
+    "guided_grammar": ((None,), "guided decoding"),
+    "structured_outputs": ((None,), "guided decoding"),
+    "prompt_logprobs": ((None,), "log-probabilities of the prompt"),
+    "modalities": ((None, [], ["text"]), "output other than text"),
+    "audio": ((None,), "output other than text"),
+}
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    for name, (neutral, what) in _REFUSED.items():
+        value = body.get(name)
+        # `True == 1`, but best_of true is no number
+        if not any(value == allowed and type(value) is type(allowed) for allowed in neutral):
+            raise not_supported(name, what)

@@ -1,0 +1,103 @@
+"""Response and chunk objects of the OpenAI protocol, as plain dicts. Knows nothing of where answers come from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from worker.types import TokenLogprobs
+
+#: JSON has no minus infinity; OpenAI shows this for a token that could not be.
+LOGPROB_FLOOR = -9999.0
+
+#: (token id) -> (its text, its bytes)
+TokenText = Callable[[int], tuple[str, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token of an answer with its log-probabilities; `text_offset` counts characters of the choice's text."""
+
+    token_id: int
+    logprobs: TokenLogprobs
+    text_offset: int
+
+
+@dataclass(slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What all objects of one response share."""
+
+    response_id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    def to_dict(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.response_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+            "choices": choices,
+        }
+
+
+def model_object(model: str, created: int, max_model_len: int) -> dict[str, Any]:
+    return {
+        "id": model,
+        "object": "model",
+        "created": created,
+        "owned_by": "stallfree",
+        "max_model_len": max_model_len,
+    }
+
+
+def chat_logprobs(entries: list[TokenLogprob], token_text: TokenText) -> dict[str, Any]:
+    content = []
+    for entry in entries:
+        chosen, alternatives = entry.logprobs
+        top = [_chat_token(token_id, logprob, token_text) for token_id, logprob in alternatives]
+        content.append(_chat_token(entry.token_id, chosen, token_text) | {"top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(entries: list[TokenLogprob], token_text: TokenText) -> dict[str, Any]:
+    """`top_logprobs` holds the best alternatives and always the chosen token; of two tokens with one text (parts of
+    characters) the likelier is shown."""
+    top: list[dict[str, float]] = []
+    for entry in entries:
+        chosen, alternatives = entry.logprobs
+        shown: dict[str, float] = {}
+        for token_id, logprob in [*alternatives, (entry.token_id, chosen)]:
+            text = token_text(token_id)[0]
+            shown[text] = max(shown.get(text, LOGPROB_FLOOR), finite(logprob))
+        top.append(shown)
+    return {
+        "tokens": [token_text(entry.token_id)[0] for entry in entries],
+        "token_logprobs": [finite(entry.logprobs[0]) for entry in entries],
+        "top_logprobs": top,
+        "text_offset": [entry.text_offset for entry in entries],
+    }
+
+
+def finite(logprob: float) -> float:
+    """Never below the floor; what is not a number is the floor."""
+    return logprob if logprob > LOGPROB_FLOOR else LOGPROB_FLOOR
+
+
+def _chat_token(token_id: int, logprob: float, token_text: TokenText) -> dict[str, Any]:
+    text, piece = token_text(token_id)
+    return {"token": text, "logprob": finite(logprob), "bytes": list(piece)}

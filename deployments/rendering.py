@@ -1,0 +1,105 @@
+"""Deltas to OpenAI objects: `ChatRendering` and `CompletionRendering`, streamed and whole."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from deployments.answers import Delta
+from deployments.protocol.responses import (
+    Envelope,
+    TokenLogprob,
+    TokenText,
+    chat_logprobs,
+    completion_logprobs,
+)
+
+
+class Rendering(Protocol):
+    """One response. `kind` and `chunk_kind` are the names of its objects."""
+
+    kind: str
+    chunk_kind: str
+
+    def chunk_choices(self, delta: Delta) -> list[dict[str, Any]]:
+        """The choices of the chunks that carry `delta`, one each."""
+        ...
+
+    def whole_choice(self, whole: Delta) -> dict[str, Any]: ...
+
+
+class CompletionRendering:
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+
+    def __init__(self, token_text: TokenText, *, with_logprobs: bool) -> None:
+        self._token_text = token_text
+        self._with_logprobs = with_logprobs
+
+    def chunk_choices(self, delta: Delta) -> list[dict[str, Any]]:
+        return [self.whole_choice(delta)]
+
+    def whole_choice(self, whole: Delta) -> dict[str, Any]:
+        return {
+            "index": whole.index,
+            "text": whole.text,
+            "logprobs": completion_logprobs(whole.logprobs, self._token_text) if self._with_logprobs else None,
+            "finish_reason": whole.finish_reason,
+        }
+
+
+class ChatRendering:
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(self, token_text: TokenText, *, with_logprobs: bool) -> None:
+        self._token_text = token_text
+        self._with_logprobs = with_logprobs
+        self._begun: set[int] = set()
+
+    def chunk_choices(self, delta: Delta) -> list[dict[str, Any]]:
+        choices = []
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            role = {"role": "assistant", "content": ""}
+            choices.append({"index": delta.index, "delta": role, "logprobs": None, "finish_reason": None})
+        content = {"content": delta.text} if delta.text else {}
+        choices.append(
+            {
+                "index": delta.index,
+                "delta": content,
+                "logprobs": self._logprobs(delta.logprobs),
+                "finish_reason": delta.finish_reason,
+            }
+        )
+        return choices
+
+    def whole_choice(self, whole: Delta) -> dict[str, Any]:
+        return {
+            "index": whole.index,
+            "message": {"role": "assistant", "content": whole.text, "refusal": None},
+            "logprobs": self._logprobs(whole.logprobs),
+            "finish_reason": whole.finish_reason,
+        }
+
+    def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any] | None:
+        return chat_logprobs(entries, self._token_text) if self._with_logprobs else None
+
+
+async def whole_answers(deltas: AsyncGenerator[Delta, None]) -> list[Delta]:
+    """All deltas of each choice as one, by index."""
+    wholes: dict[int, Delta] = {}
+    texts: dict[int, list[str]] = {}
+    async with aclosing(deltas):
+        async for delta in deltas:
+            whole = wholes.setdefault(delta.index, Delta(delta.index, "", 0))
+            texts.setdefault(delta.index, []).append(delta.text)
+            whole.num_tokens += delta.num_tokens
+            whole.logprobs += delta.logprobs
+            whole.finish_reason = delta.finish_reason
+    for index, whole in wholes.items():
+        whole.text = "".join(texts[index])
+    return [wholes[index] for index in sorted(wholes)]
+
+
+def whole_response(rendering: Rendering, envelope: Envelope, wholes: list[Delta]) -> dict[str, Any]:
+    return envelope.to_dict(rendering.kind, [rendering.whole_choice(whole) for whole in wholes])
