@@ -75,6 +75,7 @@ def build_with_engine(args: AppArgs, engine_builder: str, tokenizer_folder: str 
     ingress_settings = IngressSettings(
         model=tokenizer_folder or args.model,
         revision=args.revision,
+        trust_remote_code=args.trust_remote_code,
         model_name=args.model_name,
         chat_template=args.chat_template,
         metrics_host=args.metrics_host,

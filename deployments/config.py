@@ -13,6 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from worker.config import ConfigError, EngineConfig, check_engine_config, option_names, parse_bytes
 
 
+#: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it)
+RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
 class AppArgs(BaseModel):
     """Arguments of `deployments.app:build`; unknown names are refused."""
 
@@ -94,8 +98,11 @@ def app_args_from(values: dict[str, Any]) -> AppArgs:
     return args
 
 
-def prepend_to_python_path(folder: Path) -> None:
-    """Ray's processes, which are started from here, must import these packages from where this process did."""
+def prepare_ray_environment(packages: Path) -> None:
+    """What Ray's processes inherit when they are started from here: they import our packages from the folder
+    `packages`, as this process did, and report nothing to anybody. Variables that are set already stay."""
     rest = os.environ.get("PYTHONPATH")
-    parts = [str(folder)] + ([] if rest is None else rest.split(os.pathsep))
+    parts = [str(packages)] + ([] if rest is None else rest.split(os.pathsep))
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(parts))
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)

@@ -5,7 +5,9 @@ loads torch, and a test can put a small engine in its place.
 """
 
 import importlib
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from deployments.model_facts import ModelFacts
@@ -50,10 +52,15 @@ EngineBuilder = Callable[[EngineConfig, Deliver, OnDeath], tuple[ModelFacts, Loo
 
 
 def build_engine(config: EngineConfig, deliver: Deliver, on_death: OnDeath) -> tuple[ModelFacts, Loop]:
-    """Loads the model, runs it once, and makes the loop around it. Takes seconds to minutes."""
+    """Loads the model, runs it once, and makes the loop around it. Takes seconds to minutes.
+
+    Ray limits torch to the processors that it assigned, which here are none: the number is always set.
+    """
     from worker.engine import Engine
     from worker.engine_loop import EngineLoop
 
+    if config.num_threads is None:
+        config = replace(config, num_threads=len(os.sched_getaffinity(0)))
     engine = Engine(config)
     facts = ModelFacts(
         max_model_len=engine.max_model_len,

@@ -2,13 +2,16 @@
 
 It scores replicas by the work that frames reported and by this process's own bookings since (`router_state`). It
 calls nobody and waits for nothing. Serve's controller imports this module: it loads no torch.
+
+Serve pickles this module's globals by value and modules by name: the registry must be reached through its module,
+or each handle would get a copy that nobody reports to.
 """
 
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from deployments.router_state import ROUTER_STATE
+from deployments import router_state
 from worker.types import EngineRequest
 
 #: the key of a worker's static facts, as the replica records them for its router
@@ -53,10 +56,10 @@ class LoadRouter(RequestRouter):
         """Serve may have passed over the first rank (gone, unreachable): the booking follows."""
         request = _request_of(pending_request)
         if request is not None:
-            ROUTER_STATE.book(request.request_id, replica_id.unique_id, _num_known_tokens(request))
+            router_state.ROUTER_STATE.book(request.request_id, replica_id.unique_id, _num_known_tokens(request))
 
     def _book(self, request: EngineRequest, replica_id: str, candidates: list[RunningReplica]) -> None:
-        ROUTER_STATE.book(request.request_id, replica_id, _num_known_tokens(request))
+        router_state.ROUTER_STATE.book(request.request_id, replica_id, _num_known_tokens(request))
         self._turn += 1
         self._last_turn[replica_id] = self._turn
         if len(self._last_turn) > len(candidates):
@@ -66,7 +69,7 @@ class LoadRouter(RequestRouter):
     def _score(self, replica: RunningReplica, num_tokens: int) -> Score:
         """Lower is better: lacks room for the prompt, then work in tokens, then whose turn is longest ago."""
         replica_id = replica.replica_id.unique_id
-        work = ROUTER_STATE.work(replica_id)
+        work = router_state.ROUTER_STATE.work(replica_id)
         num_queued_tokens = work.num_booked_tokens
         num_requests = work.num_booked_requests
         lacks_room = False

@@ -13,9 +13,9 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from deployments.frames import Accepted, Frame, Heartbeat
+from deployments.frames import Accepted, Frame, Tokens
 from deployments.router_state import RouterState
-from deployments.worker_client import WorkerFailedError, WorkerUnavailableError
+from deployments.worker_client import RequestRejectedError, WorkerFailedError, WorkerUnavailableError
 from worker.types import EngineRequest
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,11 @@ class ServeWorkerClient:
                 self._replica_of[request_id] = frame.replica_id
                 continue
             self._state.report(request_id, self._replica_of[request_id], frame.load)
-            if isinstance(frame, Heartbeat) and frame.step_age_s > self._timeouts.step_s:
+            if isinstance(frame, Tokens):
+                for event in frame.events:
+                    if event.is_refusal:
+                        raise RequestRejectedError(event.error or "the request cannot be run")
+            elif frame.step_age_s > self._timeouts.step_s:
                 raise WorkerFailedError(f"the worker is stuck in a step for {frame.step_age_s:.0f} s")
 
 

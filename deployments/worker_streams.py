@@ -41,21 +41,16 @@ class WorkerStreams:
         self._streams[request.request_id] = _Stream(request.params.n)
 
     def close(self, request_id: str) -> bool:
-        """Whether the request was still unfinished, so that the engine must be told."""
+        """Whether the engine had not ended the request, so that it must be told."""
         return len(self._streams.pop(request_id).open_indices) > 0
 
     async def frames(self, request_id: str) -> AsyncIterator[list[Frame]]:
         """Everything that is there, as soon as anything is, until the last sample has ended."""
         stream = self._streams[request_id]
-        while stream.open_indices:
+        while stream.open_indices or not stream.frames.empty():
             frames = [await stream.frames.get()]
             while not stream.frames.empty():
                 frames.append(stream.frames.get_nowait())
-            for frame in frames:
-                if isinstance(frame, Tokens):
-                    for event in frame.events:
-                        if event.finish_reason is not None:
-                            stream.open_indices.discard(event.index)
             yield frames
 
     def deliver(self, events: list[TokenEvent], load: EngineLoad) -> None:
@@ -67,6 +62,7 @@ class WorkerStreams:
             stream = self._streams.get(request_id)
             if stream is not None:
                 stream.is_quiet = False
+                stream.open_indices -= {event.index for event in own_events if event.finish_reason is not None}
                 stream.frames.put_nowait(Tokens(own_events, load))
 
     def beat(self, heartbeat: Heartbeat) -> None:

@@ -49,7 +49,8 @@ TokenLogprobs = tuple[float, list[tuple[int, float]]]
 class TokenEvent:
     """New tokens of one sample, or its end, or both. `token_ids` includes the stop token that ended it.
 
-    finish_reason: None while it goes on, else "stop", "length", "abort" or "error" (then `error` says why).
+    finish_reason: None while it goes on, else "stop", "length", "abort" or "error" (then `error` says why, and
+    `is_refusal` that it is for what the request asks, so that nothing is wrong with the engine).
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class TokenEvent:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
     error: str | None = None
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,119 @@
+"""`Ingress`: the Serve deployment around the HTTP API of `deployments.api`.
+
+Owns what an API needs to run in Serve: the tokenizer, the client over the worker deployment, and the reports to the
+metrics actor. Loads no model, and knows nothing of routes.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from deployments.api import create_api
+from deployments.api_service import ApiService, ApiSettings
+from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
+from deployments.model_facts import ModelFacts
+from deployments.router_state import ROUTER_STATE
+from deployments.serve_client import ClientTimeouts, ServeWorkerClient
+from monitoring.ingress_metrics import IngressMetrics
+from monitoring.metrics_actor import get_or_create
+from worker.text import Tokenizer
+from worker.weights import resolve_model
+
+logger = logging.getLogger(__name__)
+
+_READY_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class IngressSettings:
+    """`model` is where the tokenizer is read; `model_name` what clients call it."""
+
+    model: str
+    revision: str | None
+    trust_remote_code: bool
+    model_name: str
+    chat_template: str | None
+    metrics_host: str
+    metrics_port: int
+    timeouts: ClientTimeouts
+
+
+class Ingress:
+    """Ready once a worker is, since limits of requests are the model's."""
+
+    async def __init__(self, worker: DeploymentHandle, settings: IngressSettings) -> None:
+        self._settings = settings
+        self._describe = worker.options(method_name="describe", _by_reference=False)
+        context = serve.get_replica_context()
+        self._app_name = context.app_name
+        self._metrics = IngressMetrics(settings.model_name)
+        self._actor, tokenizer = await asyncio.gather(
+            asyncio.to_thread(
+                get_or_create, self._app_name, settings.metrics_host, settings.metrics_port
+            ),
+            asyncio.to_thread(_load_tokenizer, settings),
+        )
+        facts: ModelFacts = await self._describe.remote()
+        self._service = ApiService(
+            ServeWorkerClient(worker, settings.timeouts, ROUTER_STATE),
+            tokenizer,
+            ApiSettings(
+                served_model_name=settings.model_name,
+                max_model_len=facts.max_model_len,
+                vocab_size=facts.vocab_size,
+                generation_defaults=facts.generation_defaults,
+            ),
+            self._metrics,
+            is_ready=self._is_ready,
+            metrics_text=self._metrics_text,
+        )
+        self._pusher = MetricsPusher(self._actor, f"ingress-{context.replica_id.unique_id}")
+        self._reporter = asyncio.create_task(self._report_metrics())
+        self._reporter.add_done_callback(log_failure)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Serve when the constructor is done."""
+        api = create_api()
+        api.state.service = self._service
+        return api
+
+    async def _is_ready(self) -> bool:
+        """Whether a worker answers now."""
+        response = self._describe.remote()
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                await response
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.warning("not ready: no worker answers: %r", error)
+            return False
+        finally:
+            response.cancel()
+        return True
+
+    async def _metrics_text(self) -> str:
+        """All metrics of the application; those of this replica as they are now."""
+        await self._pusher.push(self._metrics.snapshot())
+        text: str = await self._actor.render.remote()
+        return text
+
+    async def _report_metrics(self) -> None:
+        while True:
+            await self._pusher.push(self._metrics.snapshot())
+            await asyncio.sleep(PUSH_PERIOD_S)
+
+    async def __del__(self) -> None:
+        """Serve calls it after the drain, also for a replica whose start failed."""
+        if hasattr(self, "_reporter"):
+            self._reporter.cancel()
+            self._pusher.say_goodbye()
+
+
+def _load_tokenizer(settings: IngressSettings) -> Tokenizer:
+    folder = resolve_model(settings.model, settings.revision, trust_remote_code=settings.trust_remote_code)
+    return Tokenizer(folder, settings.chat_template)
