@@ -31,8 +31,7 @@ class Admission:
     def _swap_in(self, group: SequenceGroup, step: Step) -> WaitReason | None:
         if group.num_steps_in_flight:
             return WaitReason.IN_FLIGHT
-        recomputed = self._queues.waiting.head
-        if recomputed is not None and recomputed.num_preemptions and recomputed.order < group.order:
+        if (recomputed := self._recomputed_before(group)) is not None:
             step.record.swapped_behind = recomputed.request_id
             return WaitReason.BEHIND_RECOMPUTED
         if (reason := self._gate(group, 1, step)) is not None:
@@ -50,6 +49,14 @@ class Admission:
             step.add_prefill(group, seq, self._chunk(group.prefill_end - seq.num_scheduled_tokens, step), table)
         else:
             step.add_decode(group, seq, table)
+        return None
+
+    def _recomputed_before(self, group: SequenceGroup) -> SequenceGroup | None:
+        for waiting in self._queues.waiting:
+            if waiting.order > group.order:
+                break
+            if waiting.num_preemptions:
+                return waiting
         return None
 
     def admit(self, group: SequenceGroup, step: Step, *, whole: bool, max_partial: int | None) -> WaitReason | None:

@@ -7,7 +7,6 @@ from scheduler.config import SchedulerConfig
 from scheduler.decode import run_decodes
 from scheduler.preemption import Preemptor
 from scheduler.queues import Queues
-from scheduler.records import WaitReason
 from scheduler.sequence import SequenceGroup, SequenceStatus
 from scheduler.step import Step
 
@@ -41,9 +40,7 @@ class ChunkedPrefillPolicy:
             (midway if group.is_prefilling else decodes).append(group)
             step.budget.add_seqs(group.num_seqs)
         run_decodes(decodes, self._queues, self._blocks, self._preemptor, step)
-        if step.has_preempted:
-            step.record.swapped_reason = step.record.waiting_reason = WaitReason.PREEMPTION
-        else:
+        if not step.has_preempted:
             self._admission.swap_in_all(step)
         if self._config.long_prefill_threshold:
             self._run_prompts_shorter_first(midway, step)

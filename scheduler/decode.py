@@ -33,11 +33,12 @@ def _make_room(
     position = seq.num_computed_tokens + seq.num_in_flight_tokens
     while (copies := blocks.append_slots(seq.seq_id, position, position + 1)) is None:
         if len(queues.running) == 1:
-            if blocks.num_used_device_blocks == blocks.num_held_blocks(seq.seq_id):
-                # Alone and the pool is full: nothing will ever make room.
+            is_alone = blocks.num_used_device_blocks == blocks.num_held_blocks(seq.seq_id)
+            if is_alone and not group.num_steps_in_flight:
+                # The pool is full of this one: nothing will ever make room.
                 queues.running.remove(group)
                 step.end_group(group, SequenceStatus.FINISHED_LENGTH_CAPPED)
-            return False  # else blocks of groups that have ended come back with the step in flight
+            return False  # else steps in flight bring its last token, or the blocks of groups that have ended
         victim = preemptor.choose_victim(group)
         preemptor.preempt(victim, group, step)
         if victim is group:

@@ -28,10 +28,9 @@ class DefaultPolicy:
                 step.record.waiting_reason = reason
                 break
         if step.outputs.chunks:
-            step.record.swapped_reason = WaitReason.PREFILLS_FIRST
+            if self._queues.swapped:
+                step.record.swapped_reason = WaitReason.PREFILLS_FIRST
             return
         run_decodes(running, self._queues, self._blocks, self._preemptor, step)
-        if step.has_preempted:
-            step.record.swapped_reason = WaitReason.PREEMPTION
-        else:
+        if not step.has_preempted:
             self._admission.swap_in_all(step)

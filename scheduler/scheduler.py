@@ -14,7 +14,7 @@ from scheduler.default import DefaultPolicy
 from scheduler.outputs import SchedulerOutputs, SequenceEnd
 from scheduler.preemption import Preemptor
 from scheduler.queues import GroupQueue, Queues
-from scheduler.records import StepRecordRing
+from scheduler.records import StepRecordRing, WaitReason
 from scheduler.sequence import Sequence, SequenceGroup, SequenceStatus, StopRules
 from scheduler.step import Step
 
@@ -175,10 +175,10 @@ class Scheduler:
         record.num_swapped = len(self.queues.swapped)
         record.num_device_blocks_used = self._blocks.num_used_device_blocks
         record.num_host_blocks_used = self._blocks.num_used_host_blocks
-        if not record.num_waiting:
-            record.waiting_reason = None
-        if not record.num_swapped:
-            record.swapped_reason = None
+        if record.preemptions:
+            # Nobody was let in, and the victims came into the queues after they had been looked at.
+            record.waiting_reason = WaitReason.PREEMPTION if record.num_waiting else None
+            record.swapped_reason = WaitReason.PREEMPTION if record.num_swapped else None
         if outputs.is_empty:
             record.duration_s = 0.0
             is_stuck = not self._in_flight and not self.queues.is_empty and not outputs.ended

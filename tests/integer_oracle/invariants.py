@@ -1,0 +1,94 @@
+"""What must hold after every call of `schedule`, whatever happened before."""
+
+from kv_cache import BlockManager
+from scheduler import Scheduler, SchedulerOutputs, SchedulerPolicy, SequenceGroup
+from scheduler.records import StepRecord
+
+
+class StepChecker:
+    """Look at the scheduler `before` a step, then check the step."""
+
+    def __init__(self, scheduler: Scheduler, blocks: BlockManager) -> None:
+        self._scheduler = scheduler
+        self._blocks = blocks
+        self._decoding: list[SequenceGroup] = []
+        self._swapped_before: list[SequenceGroup] = []
+        self._waiting_before: list[SequenceGroup] = []
+
+    def before(self) -> None:
+        queues = self._scheduler.queues
+        self._decoding = [group for group in queues.running if not group.is_prefilling]
+        self._swapped_before = queues.swapped.snapshot()
+        self._waiting_before = queues.waiting.snapshot()
+
+    def check(self, outputs: SchedulerOutputs) -> None:
+        record = self._scheduler.records.newest
+        self._check_budget(outputs, record)
+        self._check_tables(outputs)
+        self._blocks.check_integrity()
+        self._check_admissions(record, outputs)
+        self._check_kinds(outputs, record)
+        self._check_chunk_sizes(outputs)
+        self._check_reasons(record)
+        assert self._scheduler.num_empty_steps < 2
+
+    def _check_budget(self, outputs: SchedulerOutputs, record: StepRecord) -> None:
+        config = self._scheduler.config
+        sizes = [chunk.token_chunk_size for chunk in outputs.chunks]
+        assert all(size > 0 for size in sizes)
+        assert sum(sizes) == outputs.num_batched_tokens == record.num_batched_tokens
+        assert outputs.num_batched_tokens <= config.max_num_batched_tokens
+        seq_ids = [chunk.seq_id for chunk in outputs.chunks]
+        assert len(seq_ids) == len(set(seq_ids)), "a sequence runs twice in one step"
+        assert len(seq_ids) <= config.max_num_seqs
+        assert sum(group.num_seqs for group in self._scheduler.queues.running) <= config.max_num_seqs
+        assert record.num_decodes + len(record.prefill_chunks) == len(outputs.chunks)
+
+    def _check_tables(self, outputs: SchedulerOutputs) -> None:
+        for chunk in outputs.chunks:
+            end = chunk.start + chunk.token_chunk_size
+            assert len(chunk.block_table) * self._blocks.block_size >= end, "the table does not cover the chunk"
+
+    def _check_admissions(self, record: StepRecord, outputs: SchedulerOutputs) -> None:
+        came_in = set(record.admitted) | set(record.resumed)
+        assert not (outputs.blocks_to_swap_in and outputs.blocks_to_swap_out)
+        if record.preemptions:
+            assert not came_in, "a step that preempts admits nobody"
+        queues = self._scheduler.queues
+        admitted = [g for g in self._swapped_before + self._waiting_before if g.request_id in came_in]
+        victims = queues.swapped.snapshot() + [group for group in queues.waiting if group.num_preemptions]
+        for group in admitted:
+            for victim in victims:
+                assert group.order < victim.order, "somebody passed a preempted group"
+
+    def _check_kinds(self, outputs: SchedulerOutputs, record: StepRecord) -> None:
+        kinds = {chunk.is_prefill for chunk in outputs.chunks}
+        if self._scheduler.config.policy is SchedulerPolicy.DEFAULT:
+            assert len(kinds) <= 1, "prefill and decode in one batch"
+            return
+        ran = {chunk.request_id for chunk in outputs.chunks}
+        excused = {preemption.victim for preemption in record.preemptions} | set(record.ended)
+        for group in self._decoding:
+            seq = group.sequences[0]
+            last_one_in_flight = (
+                seq.num_output_tokens + seq.num_pending_samples >= group.stop_rules.max_tokens
+                or seq.num_tokens + seq.num_pending_samples >= group.stop_rules.max_num_tokens
+            )
+            assert group.request_id in ran | excused or last_one_in_flight or self._waits_for_blocks(group)
+
+    def _waits_for_blocks(self, group: SequenceGroup) -> bool:
+        """Only with steps in flight: alone, and the blocks of groups that ended are not back yet."""
+        return group.num_steps_in_flight > 0 and len(self._scheduler.queues.running) == 1
+
+    def _check_chunk_sizes(self, outputs: SchedulerOutputs) -> None:
+        alignment = self._scheduler.config.chunk_alignment
+        left = self._scheduler.config.max_num_batched_tokens
+        for chunk in outputs.chunks:
+            size = chunk.token_chunk_size
+            if chunk.is_prefill and not chunk.do_sample:
+                assert size % alignment == 0 or (size == left and left < alignment)
+            left -= size
+
+    def _check_reasons(self, record: StepRecord) -> None:
+        assert (record.waiting_reason is None) == (record.num_waiting == 0), record
+        assert (record.swapped_reason is None) == (record.num_swapped == 0), record
