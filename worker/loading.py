@@ -6,6 +6,7 @@ The cheap checks come first: a wrong option or an unsupported model is refused b
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,17 +58,26 @@ class LoadedModel:
     facts: ModelFacts
 
 
-def load_runner(config: EngineConfig) -> LoadedModel:
-    """Everything below the scheduler, ready to run.
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """All that is known before weights are read; every check that needs no weights has passed."""
 
-    Raises `ConfigError`, `WeightsError` or `UnsupportedModelError`. On the CPU the cache takes its default share
-    of memory; on CUDA what `gpu_memory_utilization` leaves after one step of the full budget was run (that path
-    has not been run on a CUDA device yet).
-    """
+    folder: Path
+    hf_config: PretrainedConfig
+    backend_type: type[TorchSdpaBackend]
+    device: str
+    dtype: torch.dtype
+    resolve: Callable[[int], ResolvedConfig]
+
+
+def check_loadable(config: EngineConfig) -> None:
+    """Whether `load_runner` would take these options and this model: the same checks and errors, no weights read."""
+    _plan(config)
+
+
+def _plan(config: EngineConfig) -> _Plan:
     check_engine_config(config)
     device = _choose_device(config.device)
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
     folder = resolve_model(config.model, config.revision, trust_remote_code=config.trust_remote_code)
     backend_type = choose_backend(config.attention_backend)
     hf_config = load_model_config(folder, trust_remote_code=config.trust_remote_code)
@@ -88,7 +98,27 @@ def load_runner(config: EngineConfig) -> LoadedModel:
             cache_memory_bytes=cache_memory_bytes,
         )
 
-    resolved = resolve(default_cpu_cache_bytes() if device == "cpu" else _UNBOUNDED_BYTES)
+    resolve(_first_cache_bytes(device))
+    return _Plan(folder, hf_config, backend_type, device, dtype, resolve)
+
+
+def _first_cache_bytes(device: str) -> int:
+    return default_cpu_cache_bytes() if device == "cpu" else _UNBOUNDED_BYTES
+
+
+def load_runner(config: EngineConfig) -> LoadedModel:
+    """Everything below the scheduler, ready to run.
+
+    Raises `ConfigError`, `WeightsError` or `UnsupportedModelError`. On the CPU the cache takes its default share
+    of memory; on CUDA what `gpu_memory_utilization` leaves after one step of the full budget was run (that path
+    has not been run on a CUDA device yet).
+    """
+    plan = _plan(config)
+    folder, hf_config, backend_type = plan.folder, plan.hf_config, plan.backend_type
+    device, dtype, resolve = plan.device, plan.dtype, plan.resolve
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    resolved = resolve(_first_cache_bytes(device))
     print(f"loading {config.model} ({dtype}, {device})", file=sys.stderr, flush=True)
     model = load_causal_model(
         folder, hf_config, dtype, device, backend_type.features, trust_remote_code=config.trust_remote_code
