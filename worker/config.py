@@ -26,7 +26,7 @@ _SHORTEST_MODEL_LEN = 2
 
 
 class ConfigError(ValueError):
-    """An option that cannot be used. `option` is its name, as in `EngineConfig`; the command line has it with dashes."""
+    """An option that cannot be used. `option` is its name, as in `EngineConfig` (dashed on the command line)."""
 
     def __init__(self, option: str, message: str) -> None:
         super().__init__(f"{option}: {message}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from worker.attention.backend import AttentionBackend, AttentionBatch, AttentionFeatures
+from worker.attention.backend import AttentionBackend, AttentionBatch, AttentionFeatures, AttentionNotSupported
 from worker.model_support import UnsupportedModelError, architecture_name
 from worker.weights import WeightsError
 
@@ -60,13 +60,11 @@ def paged_attention(
 
     An argument that is not understood is an error, since it may change what attention means.
     """
-    given = sorted(name for name, argument in unknown.items() if argument is not None)
+    given = sorted(name for name, argument in unknown.items() if argument is not None and argument is not False)
     if given or attention_mask is not None or is_causal is False or output_attentions:
-        raise UnsupportedModelError(
-            type(module).__name__, f"its attention asks for what is not implemented ({', '.join(given) or 'a mask'})"
-        )
+        raise AttentionNotSupported(f"its attention asks for what is not implemented ({', '.join(given) or 'a mask'})")
     if attention_backend is None:
-        raise UnsupportedModelError(type(module).__name__, "it does not pass arguments on to its attention")
+        raise AttentionNotSupported("it does not pass arguments on to its attention")
     output = attention_backend.forward(
         module.layer_idx,
         query[0].transpose(0, 1),
@@ -146,12 +144,15 @@ class CausalModel:
     def _examine(self, features: AttentionFeatures) -> tuple[ModelShape, int]:
         """Run three tokens and look at what the layers ask for: a model that bypasses the interface is refused."""
         config = self._model.config
+        name = architecture_name(config)
         probe = _ProbeBackend(features)
         zeros = torch.zeros(3, dtype=torch.long, device=self.device)
         positions = torch.arange(3, device=self.device)
-        logits = self.forward(zeros, positions, zeros[:1] + 2, probe)
+        try:
+            logits = self.forward(zeros, positions, zeros[:1] + 2, probe)
+        except AttentionNotSupported as error:
+            raise UnsupportedModelError(name, str(error)) from error
         announced = shape_from_config(config)
-        name = architecture_name(config)
         if probe.unsupported:
             raise UnsupportedModelError(name, f"the attention backend does not implement {probe.unsupported[0]}")
         if probe.layers != list(range(announced.num_layers)):

@@ -18,11 +18,12 @@ QUERY_BLOCK = 512
 @dataclass(slots=True, eq=False)
 class _DecodeGroup:
     """Decode rows of similar length in one padded call. tokens [D]: their places in the flat batch; blocks
-    [D, columns]: the blocks they read; mask [D, 1, 1, columns * block_size]: True where a key is seen."""
+    [D * columns]: the blocks they read, row by row; bias [D, 1, 1, columns * block_size]: 0 where a key is seen,
+    minus infinity elsewhere."""
 
     tokens: torch.Tensor
     blocks: torch.Tensor
-    mask: torch.Tensor
+    bias: torch.Tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +34,7 @@ class _PrefillBlock:
     last: int
     key_first: int
     key_last: int
-    mask: torch.Tensor
+    bias: torch.Tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +83,7 @@ class TorchSdpaBackend:
         _write(values, value, batch)
         plan = self._plans.get(sliding_window)
         if plan is None:
-            plan = self._plans[sliding_window] = _plan(batch, self._pool.block_size, sliding_window)
+            plan = self._plans[sliding_window] = _plan(batch, self._pool, sliding_window)
         output = torch.empty_like(query)
         for group in plan[0]:
             output[group.tokens] = _attend_decodes(group, query[group.tokens], keys, values, scale)
@@ -99,7 +100,8 @@ def _write(cache: torch.Tensor, new: torch.Tensor, batch: AttentionBatch) -> Non
     cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, new.to(cache.dtype))
 
 
-def _plan(batch: AttentionBatch, block_size: int, window: int | None) -> tuple[list[_DecodeGroup], list[_PrefillRow]]:
+def _plan(batch: AttentionBatch, pool: TensorPool, window: int | None) -> tuple[list[_DecodeGroup], list[_PrefillRow]]:
+    block_size = pool.block_size
     decodes: dict[int, list[tuple[int, int, int, int]]] = {}
     prefills: list[_PrefillRow] = []
     first = 0
@@ -111,29 +113,29 @@ def _plan(batch: AttentionBatch, block_size: int, window: int | None) -> tuple[l
             # Rows whose lengths share a power of two go together, so that padding at most doubles the work.
             decodes.setdefault(num_columns.bit_length(), []).append((row, first, first_column, num_columns))
         else:
-            prefills.append(_plan_prefill(batch, row, first, query_len, context_len, block_size, window))
+            prefills.append(_plan_prefill(batch, row, first, query_len, context_len, pool, window))
         first += query_len
-    groups = [_plan_decodes(batch, members, block_size, window) for members in decodes.values()]
+    groups = [_plan_decodes(batch, members, pool, window) for members in decodes.values()]
     return groups, prefills
 
 
 def _plan_decodes(
-    batch: AttentionBatch, members: list[tuple[int, int, int, int]], block_size: int, window: int | None
+    batch: AttentionBatch, members: list[tuple[int, int, int, int]], pool: TensorPool, window: int | None
 ) -> _DecodeGroup:
-    device = batch.block_tables.device
+    device, block_size = batch.block_tables.device, pool.block_size
     rows, tokens, first_columns, nums_columns = torch.tensor(members, device=device).unbind(1)
     num_columns = max(member[3] for member in members)
     columns = first_columns[:, None] + torch.arange(num_columns, device=device)
     is_used = torch.arange(num_columns, device=device) < nums_columns[:, None]
     # Columns past a row's own blocks read the null block, whatever the table says there.
     clamped = columns.clamp(max=batch.block_tables.shape[1] - 1)
-    blocks = batch.block_tables[rows].gather(1, clamped).masked_fill(~is_used, 0)
+    blocks = batch.block_tables[rows].gather(1, clamped).masked_fill(~is_used, 0).flatten()
     key_positions = (columns[:, :, None] * block_size + torch.arange(block_size, device=device)).flatten(1)
     context_lens = batch.context_lens[rows][:, None]
     mask = key_positions < context_lens
     if window is not None:
         mask &= key_positions >= context_lens - window
-    return _DecodeGroup(tokens, blocks, mask[:, None, None, :])
+    return _DecodeGroup(tokens, blocks, _as_bias(mask, pool.dtype)[:, None, None, :])
 
 
 def _plan_prefill(
@@ -142,7 +144,7 @@ def _plan_prefill(
     first: int,
     query_len: int,
     context_len: int,
-    block_size: int,
+    pool: TensorPool,
     window: int | None,
 ) -> _PrefillRow:
     device = batch.block_tables.device
@@ -157,9 +159,14 @@ def _plan_prefill(
         mask = key_positions <= query_positions
         if window is not None:
             mask &= key_positions > query_positions - window
-        queries.append(_PrefillBlock(first + offset, first + end, key_first, key_last, mask))
-    blocks = batch.block_tables[row, : (context_len - 1) // block_size + 1]
+        queries.append(_PrefillBlock(first + offset, first + end, key_first, key_last, _as_bias(mask, pool.dtype)))
+    blocks = batch.block_tables[row, : (context_len - 1) // pool.block_size + 1]
     return _PrefillRow(blocks, context_len, queries)
+
+
+def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    # What the kernel would make of a boolean mask in every layer, made once.
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 def _attend_decodes(
@@ -169,10 +176,12 @@ def _attend_decodes(
     num_kv_heads = keys.shape[2]
     # The query heads of one key-value head stand where a sequence of queries would: no key is repeated.
     grouped = query.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_size)
-    row_keys = keys[group.blocks].flatten(1, 2).transpose(1, 2)
-    row_values = values[group.blocks].flatten(1, 2).transpose(1, 2)
+    row_keys, row_values = (
+        cache.index_select(0, group.blocks).view(num_rows, -1, num_kv_heads, head_size).transpose(1, 2)
+        for cache in (keys, values)
+    )
     attended = scaled_dot_product_attention(
-        grouped.to(keys.dtype), row_keys, row_values, attn_mask=group.mask, scale=scale
+        grouped.to(keys.dtype), row_keys, row_values, attn_mask=group.bias, scale=scale
     )
     return attended.reshape(num_rows, num_heads, head_size).to(query.dtype)
 
@@ -185,17 +194,16 @@ def _attend_prefill(
     scale: float,
     output: torch.Tensor,
 ) -> None:
-    num_groups = query.shape[1] // keys.shape[2]
     row_keys, row_values = (
-        cache[row.blocks].flatten(0, 1).transpose(0, 1).repeat_interleave(num_groups, dim=0)[None]
-        for cache in (keys, values)
+        cache.index_select(0, row.blocks).flatten(0, 1).transpose(0, 1)[None] for cache in (keys, values)
     )
     for block in row.queries:
         attended = scaled_dot_product_attention(
             query[block.first : block.last].transpose(0, 1)[None].to(keys.dtype),
             row_keys[:, :, block.key_first : block.key_last],
             row_values[:, :, block.key_first : block.key_last],
-            attn_mask=block.mask,
+            attn_mask=block.bias,
             scale=scale,
+            enable_gqa=True,
         )
         output[block.first : block.last] = attended[0].transpose(0, 1)
