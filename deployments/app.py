@@ -34,6 +34,7 @@ SERVE_ENVIRONMENT = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
 
+ROUTER = "deployments.router:LoadRouter"
 ENGINE_BUILDER = "deployments.engine_seam:build_engine"
 
 
@@ -58,7 +59,7 @@ def build_with_engine(args: AppArgs, engine_builder: str, tokenizer_folder: str 
         name=WORKER_NAME,
         num_replicas=args.num_workers,
         ray_actor_options=_actor_options(uses_gpu=_uses_gpu(args.device)),
-        request_router_config=RequestRouterConfig(request_router_class="deployments.router:LoadRouter"),
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),  # type: ignore[arg-type]
         **common,
     )(WorkerReplica)
     ingress = serve.deployment(
@@ -98,7 +99,7 @@ def _actor_options(*, uses_gpu: bool) -> dict[str, Any]:
 def _uses_gpu(device: str) -> bool:
     """`auto` is a GPU where the cluster has one."""
     if device == "auto":
-        return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
+        return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0  # type: ignore[no-untyped-call]
     return device == "cuda"
 
 

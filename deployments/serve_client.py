@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any, cast
 
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import DeploymentUnavailableError
@@ -33,7 +34,7 @@ class ClientTimeouts:
 class ServeWorkerClient:
     """Implements `WorkerClient`. One per ingress replica; the handle's options are built once."""
 
-    def __init__(self, handle: DeploymentHandle, timeouts: ClientTimeouts, state: RouterState) -> None:
+    def __init__(self, handle: DeploymentHandle[Any], timeouts: ClientTimeouts, state: RouterState) -> None:
         # Serve's gRPC transport: a sixth of the processor time per token of the default one.
         self._generate = handle.options(method_name="generate", stream=True, _by_reference=False)
         self._finish = handle.options(method_name="finish", _by_reference=False)
@@ -45,7 +46,8 @@ class ServeWorkerClient:
     async def generate(self, request: EngineRequest) -> AsyncIterator[list[Frame]]:
         request_id = request.request_id
         self._state.open(request_id)
-        response = self._generate.remote(request)
+        # Ray types the call as either kind of response; a handle with stream=True gives this one.
+        response = cast("DeploymentResponseGenerator[list[Frame]]", self._generate.remote(request))
         try:
             while True:
                 frames = await self._next_frames(request_id, response)
@@ -55,7 +57,7 @@ class ServeWorkerClient:
                 yield frames
         finally:
             # Leaving the iterator alone would let the worker generate to the end.
-            response.cancel()
+            response.cancel()  # type: ignore[no-untyped-call]
             self._replica_of.pop(request_id, None)
             self._state.close(request_id)
 
