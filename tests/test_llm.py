@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,22 @@ from worker.types import EngineRequest, SamplingParams, TokenEvent
 
 PROMPTS = ["The cat sat on the mat.", "a", "To be, or not to be: that is the question. " * 4, "日本語 🙂"]
 GREEDY = SamplingChoices(max_tokens=12, temperature=0.0, ignore_eos=True)
-CONFIG = EngineConfig(dtype="float32", device="cpu", max_model_len=256, num_device_blocks=80, max_num_batched_tokens=64)
+CONFIG = EngineConfig(
+    dtype="float32",
+    device="cpu",
+    max_model_len=256,
+    num_device_blocks=80,
+    max_num_batched_tokens=64,
+    num_threads=1,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models are slower on several threads. The number is the whole process's, so it is put back."""
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +93,12 @@ def test_chat_goes_through_the_chat_template(llm: LLM, model_folder: Path) -> No
 def test_seeded_sampling_is_the_same_alone_in_a_batch_and_under_forced_preemption(
     llm: LLM, config: EngineConfig
 ) -> None:
-    choices = SamplingChoices(max_tokens=60, temperature=1.0, seed=42, ignore_eos=True)
-    prompts = [f"{number} " * 8 for number in range(8)]
+    choices = SamplingChoices(max_tokens=40, temperature=1.0, seed=42, ignore_eos=True)
+    prompts = [f"{number} " * 8 for number in range(5)]
     alone = [llm.generate([prompt], choices)[0].token_ids for prompt in prompts]
     assert [completion.token_ids for completion in llm.generate(prompts, choices)] == alone
     for mode in ("recompute", "swap"):
-        small = LLM(replace(config, max_model_len=128, num_device_blocks=17, num_host_blocks=16, preemption_mode=mode))
+        small = LLM(replace(config, max_model_len=128, num_device_blocks=10, num_host_blocks=16, preemption_mode=mode))
         assert [completion.token_ids for completion in small.generate(prompts, choices)] == alone
         assert small.stats()["preemptions"][mode] > 0
 
@@ -119,7 +135,7 @@ def test_an_answer_ends_at_the_model_length(llm: LLM) -> None:
 
 
 def test_a_prompt_that_can_never_fit_is_refused_with_both_numbers_and_nothing_is_left(llm: LLM) -> None:
-    with pytest.raises(RequestError, match=r"256.*256|300.*256"):
+    with pytest.raises(RequestError, match=r"prompt 2 of 2: .* 300 .* 256"):
         llm.generate(["fits", "x" * 300], GREEDY)
     assert len(llm.generate(["fits"], GREEDY)) == 1
 
