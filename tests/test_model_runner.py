@@ -188,7 +188,7 @@ def test_what_a_family_does_to_its_logits_is_done(tmp_path: Path, config: object
 
 def test_a_family_that_keeps_arguments_from_its_attention_is_refused_by_name(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path, "", config=NemotronConfig(**_SIZES))
-    with pytest.raises(UnsupportedModelError, match="NemotronForCausalLM.*does not pass arguments"):
+    with pytest.raises(UnsupportedModelError, match=r"NemotronForCausalLM.*does not pass arguments"):
         load(folder)
 
 
@@ -231,5 +231,5 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(WeightsError, match="lacks 1 tensor.*up_proj"):
+    with pytest.raises(WeightsError, match=r"lacks 1 tensor.*up_proj"):
         load(folder)
