@@ -7,6 +7,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.decode import run_decodes
 from scheduler.preemption import Preemptor
 from scheduler.queues import Queues
+from scheduler.records import WaitReason
 from scheduler.sequence import SequenceGroup, SequenceStatus
 from scheduler.step import Step
 
@@ -58,8 +59,10 @@ class ChunkedPrefillPolicy:
         self._admit_in_order(step)
         served = {group.request_id for group in step.touched_groups}
         for group in long:
-            passed = someone_passed and group.request_id not in served
-            group.num_steps_passed_over = group.num_steps_passed_over + 1 if passed else 0
+            if someone_passed and group.request_id not in served:
+                group.num_steps_passed_over += 1
+                if group is self._queues.waiting.head and step.record.waiting_reason is WaitReason.TOKEN_BUDGET:
+                    step.record.waiting_reason = WaitReason.LONG_PREFILL
 
     def _yields(self, group: SequenceGroup) -> bool:
         """Whether shorter prompts may go before this one. A recomputed group never yields its place."""
