@@ -48,9 +48,7 @@ class Stepper:
             preemption_mode=PreemptionMode(mode),
             **options,
         )
-        self.blocks = BlockManager(
-            block_size, num_blocks + NULL_BLOCK + 1, num_host_blocks, watermark=watermark
-        )
+        self.blocks = BlockManager(block_size, num_blocks + NULL_BLOCK + 1, num_host_blocks, watermark=watermark)
         self.scheduler = Scheduler(config, self.blocks)
         self.groups: dict[str, SequenceGroup] = {}
         self.ends: dict[str, SequenceEnd] = {}
@@ -58,9 +56,7 @@ class Stepper:
         self.samples: dict[str, list[int]] = {}
         self._num_scheduled = 0
 
-    def add(
-        self, request_id: str, num_prompt_tokens: int, max_tokens: int = 1000, **rules: Any
-    ) -> SequenceGroup:
+    def add(self, request_id: str, num_prompt_tokens: int, max_tokens: int = 1000, **rules: Any) -> SequenceGroup:
         prompt = list(range(100, 100 + num_prompt_tokens))
         stop_rules = StopRules(
             max_tokens, self.scheduler.config.max_model_len, stop_token_ids=frozenset({STOP_TOKEN}), **rules

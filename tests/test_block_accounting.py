@@ -16,9 +16,7 @@ NUM_BLOCKS = 9
 NUM_HOST_BLOCKS = 5
 
 
-def manager(
-    num_blocks: int, num_host_blocks: int = 0, *, block_size: int = 4, watermark: float = 0.0
-) -> BlockManager:
+def manager(num_blocks: int, num_host_blocks: int = 0, *, block_size: int = 4, watermark: float = 0.0) -> BlockManager:
     """`num_blocks` usable device blocks."""
     return BlockManager(block_size, num_blocks + NULL_BLOCK + 1, num_host_blocks, watermark=watermark)
 
@@ -132,9 +130,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self.device[table[position // BLOCK_SIZE], position % BLOCK_SIZE] = value
 
     @staticmethod
-    def _copy(
-        pairs: list[tuple[int, int]], source: dict[tuple[int, int], int], to: dict[tuple[int, int], int]
-    ) -> None:
+    def _copy(pairs: list[tuple[int, int]], source: dict[tuple[int, int], int], to: dict[tuple[int, int], int]) -> None:
         moved = {(d, i): source.get((s, i), 0) for s, d in pairs for i in range(BLOCK_SIZE)}
         to.update(moved)
 

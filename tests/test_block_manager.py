@@ -3,9 +3,7 @@
 from kv_cache import NULL_BLOCK, BlockManager
 
 
-def manager(
-    num_blocks: int, num_host_blocks: int = 0, *, block_size: int = 4, watermark: float = 0.0
-) -> BlockManager:
+def manager(num_blocks: int, num_host_blocks: int = 0, *, block_size: int = 4, watermark: float = 0.0) -> BlockManager:
     """`num_blocks` usable device blocks."""
     return BlockManager(block_size, num_blocks + NULL_BLOCK + 1, num_host_blocks, watermark=watermark)
 

@@ -54,9 +54,7 @@ def test_under_default_a_long_prompt_makes_every_running_decode_wait() -> None:
 
 
 def test_chunked_prefill_runs_decodes_then_swapped_then_midway_then_new_prompts() -> None:
-    stepper = Stepper(
-        mode="swap", budget=64, max_model_len=500, num_blocks=110, num_host_blocks=20, chunk_alignment=32
-    )
+    stepper = Stepper(mode="swap", budget=64, max_model_len=500, num_blocks=110, num_host_blocks=20, chunk_alignment=32)
     stepper.add("decode", 7)
     stepper.add("filler", 4)
     stepper.add("midway", 400)
@@ -93,9 +91,7 @@ def test_default_never_mixes_prompts_and_decodes() -> None:
 
 
 def test_default_refuses_a_budget_that_cannot_hold_the_longest_prompt() -> None:
-    with pytest.raises(
-        ValueError, match=r"max_num_batched_tokens \(63\) must be at least max_model_len \(64\)"
-    ):
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens \(63\) must be at least max_model_len \(64\)"):
         Stepper(policy="default", budget=63, max_model_len=64)
     Stepper(policy="default", budget=64, max_model_len=64)
     Stepper(policy="chunked_prefill", budget=16, max_model_len=64)
