@@ -43,9 +43,8 @@ def build(args: AppArgs) -> Application:
     return build_with_engine(args, ENGINE_BUILDER)
 
 
-def build_with_engine(args: AppArgs, engine_builder: str, tokenizer_folder: str | None = None) -> Application:
-    """`engine_builder` is the import path of an `EngineBuilder`; `tokenizer_folder` where the text side reads
-    its tokenizer if not from the model."""
+def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
+    """`engine_builder` is the import path of an `EngineBuilder`."""
     config = args.to_engine_config()
     common: dict[str, Any] = {
         "max_ongoing_requests": MAX_ONGOING_REQUESTS,
@@ -74,7 +73,7 @@ def build_with_engine(args: AppArgs, engine_builder: str, tokenizer_folder: str 
         engine_builder=engine_builder,
     )
     ingress_settings = IngressSettings(
-        model=tokenizer_folder or args.model,
+        model=args.model,
         revision=args.revision,
         trust_remote_code=args.trust_remote_code,
         model_name=args.model_name,
