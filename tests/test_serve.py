@@ -168,15 +168,18 @@ def test_a_closed_connection_frees_everything_within_two_seconds(cluster: Cluste
 
             async def one(i: int) -> None:
                 async with http.stream("POST", "/v1/completions", json=body([i + 1], 4000)) as response:
-                    await anext(response.aiter_text())
+                    # Held on to: a text iterator that is collected closes the connection.
+                    chunks = response.aiter_text()
+                    await anext(chunks)
                     await seen.wait()
                     await seen.wait()
 
-            streams = asyncio.gather(*(one(i) for i in range(16)))
-            await seen.wait()
-            await asyncio.to_thread(wait_until, lambda: totals() == (16, 16), 3.0)
-            await seen.wait()
-            await streams
+            async with asyncio.TaskGroup() as streams:
+                for i in range(16):
+                    streams.create_task(one(i))
+                await seen.wait()
+                await asyncio.to_thread(wait_until, lambda: totals() == (16, 16), 3.0)
+                await seen.wait()
 
     asyncio.run(leave_when_all_are_running())
     wait_until(lambda: totals() == (0, 0), 2.0)
