@@ -28,8 +28,8 @@ PASSAGES = (
     "Quarter, revenue, cost, margin\nQ1, 1204.50, 987.25, 18.0%\nQ2, 1318.75, 1010.40, 23.4%\n"
     "Q3, 1277.00, 1102.90, 13.6%\nQ4, 1502.30, 1156.85, 23.0%\nTotal, 5302.55, 4257.40, 19.7%",
     "# Tidewater\n\nTidewater predicts the height of the tide at a harbour from its harmonic constants.\n\n"
-    "## Install\n\n    python -m pip install tidewater\n\n## Use\n\nGive it a station and a day; it prints the times of "
-    "high and low water. The constants of forty stations are included, and others can be read from a file.",
+    "## Install\n\n    python -m pip install tidewater\n\n## Use\n\nGive it a station and a day; it prints the times "
+    "of high and low water. The constants of forty stations are included, and others can be read from a file.",
     "Once there was a lighthouse keeper who collected the names of ships. He wrote each one in a ledger with the "
     "hour and the weather, and on quiet nights he read them aloud to the dog. One evening a ship passed whose name "
     "was already there, sixty years before, in another hand.",

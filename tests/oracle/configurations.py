@@ -36,7 +36,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """`budget` None: the model's length, as `default` takes it. `preemption`: the mode that a tight pool must have forced; None: the pool is ample."""
+    """`budget` None: the model's length, as `default` takes it. `preemption`: the mode that a tight pool must have
+    forced; None: the pool is ample."""
 
     name: str
     budget: int | None = None

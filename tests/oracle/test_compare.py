@@ -5,6 +5,8 @@ import pytest
 from tests.oracle.compare import NEAR_TIE_MARGIN, compare_answers
 from tests.oracle.reference import ReferenceAnswer
 
+pytestmark = pytest.mark.oracle
+
 ANSWER = ReferenceAnswer([7, 8, 9], [1.0, NEAR_TIE_MARGIN, 1.0])
 
 

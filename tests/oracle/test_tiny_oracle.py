@@ -1,7 +1,6 @@
 """The engine equals a plain Transformers greedy loop on small random models of five families."""
 
 from collections.abc import Callable
-from random import Random
 
 import pytest
 
@@ -9,22 +8,23 @@ from tests.oracle.compare import compare_answers
 from tests.oracle.configurations import Configuration, Workload, six_configurations
 from tests.oracle.conftest import OracleModel, Tally
 from tests.oracle.engine_runs import greedy, run_engine
-from tests.tiny_models import FAMILIES, SLIDING_WINDOW, VOCAB_SIZE
+from tests.oracle.prompts import tiny_prompts
+from tests.tiny_models import FAMILIES, SLIDING_WINDOW
 
 pytestmark = pytest.mark.oracle
 
 NUM_TOKENS = 32
 MAX_MODEL_LEN = 336
-#: Around the block sizes, the chunk sizes and the window of Mistral, on both sides. Neighbours near 240 make answers
-#: outgrow a block of 256 together.
-LENGTHS = (5, 240, 17, 244, 230, 64, 250, 33, 15, 300, 63, 129, 65, 256, 7, 97, 255, 16, 31, 257, 48, 160, 128, 200)
-CONFIGURATIONS = six_configurations(wide=512, aligned=96, alignment=64, narrow=24)
+#: Around the block sizes, the chunk sizes and the window of Mistral, on both sides. Neighbours near 240 outgrow a
+#: block of 256 together.
+LENGTHS = (5, 240, 17, 64, 33, 15, 300, 63, 129, 65, 244, 230, 250, 256, 7, 97, 255, 16, 31, 257, 48, 160, 128, 200)
+CONFIGURATIONS = (
+    *six_configurations(wide=512, aligned=96, alignment=64, narrow=24),
+    Configuration("policy default, recompute", policy="default", preemption="recompute"),
+    Configuration("policy default, swap", policy="default", preemption="swap"),
+)
 SUBSET = (CONFIGURATIONS[2], CONFIGURATIONS[4], CONFIGURATIONS[5])
 ModelOf = Callable[[str], OracleModel]
-
-
-def tiny_prompts(lengths: tuple[int, ...]) -> list[list[int]]:
-    return [[Random(length * 1000 + place).randrange(3, VOCAB_SIZE) for place in range(length)] for length in lengths]
 
 
 def _check(
