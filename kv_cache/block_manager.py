@@ -92,6 +92,9 @@ class BlockManager:
         Returns the (source, destination) pairs to copy before the forward pass.
         """
         table = self._device_tables[seq_id]
+        place = first // self.block_size
+        if end <= len(table) * self.block_size and place == len(table) - 1 and not self._device.is_shared(table[place]):
+            return []  # nearly every decode: the slot is in the last block, and the block is its own
         num_new = self.num_blocks_for(end) - len(table)
         shared = [
             place

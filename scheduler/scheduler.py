@@ -157,7 +157,8 @@ class Scheduler:
                         ends += self._end(group, [seq], status)
         for group in step.touched_groups:
             group.num_steps_in_flight -= 1
-            if group.is_finished and group.num_steps_in_flight == 0:
+            is_gone = self._groups.get(group.request_id) is not group
+            if is_gone and group.num_steps_in_flight == 0:
                 self._free(group)
         return ends
 
