@@ -1,8 +1,10 @@
 """The HTTP API over a fake worker: whole and streamed answers, finish reasons, usage, log-probabilities, limits."""
 
+import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.api_client import MAX_MODEL_LEN, MODEL, answering, stream_events
@@ -409,3 +411,24 @@ def test_the_fake_worker_is_told_nothing_when_the_engine_ended_the_answer() -> N
     api.complete()
     assert (api.worker.finished, api.worker.aborted, api.worker.num_open) == ([], [], 0)
     assert isinstance(api.worker, FakeWorker)
+
+
+@pytest.mark.parametrize("route", ["completions", "chat/completions"])
+def test_other_requests_are_answered_while_a_long_prompt_is_tokenized(route: str) -> None:
+    api = answering("the")
+    text = "the cat sat on the mat " * 40_000
+    prompt = {"prompt": text} if route == "completions" else {"messages": [{"role": "user", "content": text}]}
+    body = {"model": MODEL, **prompt}
+
+    async def work(client: httpx.AsyncClient) -> int:
+        long = asyncio.ensure_future(client.post(f"/v1/{route}", json=body))
+        num_answers = 0
+        while not long.done():
+            await client.get("/health")
+            num_answers += 1
+            await asyncio.sleep(0.005)
+        assert (await long).json()["error"]["code"] == "context_length_exceeded"
+        return num_answers
+
+    # A loop that is held up for the whole of it answers two or three.
+    assert api.run(work) >= 10
