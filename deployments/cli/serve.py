@@ -99,7 +99,8 @@ def _serve(options: dict[str, Any], address: str | None, host: str, port: int, o
             _check_address("host", "port", host, port)
             _check_address("metrics_host", "metrics_port", args.metrics_host, args.metrics_port)
             _say(err, f"checking {args.model}")
-            _check_model(args.to_engine_config())
+            for note in _check_model(args.to_engine_config()):
+                _say(err, note)
             if args.num_threads is None:
                 num_threads = max(1, len(os.sched_getaffinity(0)) // args.num_workers)
                 args = args.model_copy(update={"num_threads": num_threads})
@@ -197,15 +198,16 @@ def _read_template(path: str) -> str:
         raise UsageError("--chat-template", f"cannot read {path}: {error}") from error
 
 
-def _check_model(config: EngineConfig) -> None:
-    """Fetches the model and refuses what cannot run, before anything is started. Raises `ConfigError`."""
+def _check_model(config: EngineConfig) -> tuple[str, ...]:
+    """Fetches the model and refuses what cannot run, before anything is started. Raises `ConfigError`; returns notes
+    for the operator."""
     from worker.demo_model import DemoModelError
     from worker.loading import check_loadable
     from worker.model_support import UnsupportedModelError
     from worker.weights import WeightsError
 
     try:
-        check_loadable(config)
+        return check_loadable(config)
     except (WeightsError, UnsupportedModelError, DemoModelError) as error:
         raise ConfigError("model", str(error)) from error
 
