@@ -66,9 +66,7 @@ class Configuration:
             preemption_mode=self.preemption,
         )
 
-    def check_it_did_its_work(
-        self, workload: Workload, totals: EngineTotals, records: list[StepRecord]
-    ) -> None:
+    def check_it_did_its_work(self, workload: Workload, totals: EngineTotals, records: list[StepRecord]) -> None:
         """An equality under a setting that never came into play would prove nothing."""
         num_preemptions = {"recompute": totals.num_preemptions_recompute, "swap": totals.num_preemptions_swap}
         for mode, number in num_preemptions.items():

@@ -46,9 +46,7 @@ def greedy_answer(
     return answer
 
 
-def chosen_answer(
-    model: torch.nn.Module, prompt_token_ids: list[int], params: SamplingParams
-) -> ReferenceAnswer:
+def chosen_answer(model: torch.nn.Module, prompt_token_ids: list[int], params: SamplingParams) -> ReferenceAnswer:
     """The same for a request that is sampled or penalized: `params.max_tokens` tokens by its decision scores."""
     sampler = Sampler(model.config.vocab_size, (), "cpu")
 

@@ -7,11 +7,12 @@ from tests.oracle.configurations import Configuration, Workload, six_configurati
 from tests.oracle.conftest import OracleModel, Tally
 from tests.oracle.engine_runs import greedy, run_engine
 from tests.real_prompts import LONGEST_PROMPT_TOKENS, NUM_PROMPTS, SHORTEST_PROMPT_TOKENS
+from worker.config import blocks_for
 
 pytestmark = [pytest.mark.oracle, pytest.mark.model]
 
 NUM_TOKENS = 32
-MAX_MODEL_LEN = 1536
+FEW_TOKENS = 19
 BLOCK_SIZE = 16
 CONFIGURATIONS = six_configurations(wide=2048, aligned=512, alignment=256, narrow=64)
 
@@ -21,10 +22,10 @@ def _check(
     demo_model: OracleModel,
     prompts: list[list[int]],
     num_tokens: int,
-    max_model_len: int,
     tally: Tally,
 ) -> None:
     lengths = tuple(len(prompt) for prompt in prompts)
+    max_model_len = blocks_for(max(lengths) + num_tokens, BLOCK_SIZE) * BLOCK_SIZE
     workload = Workload(lengths, num_tokens, BLOCK_SIZE, max_model_len)
     params = greedy(num_tokens)
     expected = [demo_model.answer(prompt, params) for prompt in prompts]
@@ -47,7 +48,7 @@ def test_the_prompts_are_forty_of_5_to_1500_tokens_and_all_differ(demo_prompts: 
 def test_real_prompts_get_the_tokens_of_a_plain_loop(
     configuration: Configuration, demo_model: OracleModel, demo_prompts: list[list[int]], tally: Tally
 ) -> None:
-    _check(configuration, demo_model, demo_prompts, NUM_TOKENS, MAX_MODEL_LEN, tally)
+    _check(configuration, demo_model, demo_prompts, NUM_TOKENS, tally)
 
 
 @pytest.mark.parametrize(
@@ -59,4 +60,4 @@ def test_a_few_real_prompts_get_the_tokens_of_a_plain_loop(
     configuration: Configuration, demo_model: OracleModel, demo_prompts: list[list[int]], tally: Tally
 ) -> None:
     prompts = sorted(demo_prompts, key=len)[8:22:3]
-    _check(configuration, demo_model, prompts, 19, 112, tally)
+    _check(configuration, demo_model, prompts, FEW_TOKENS, tally)
