@@ -4,6 +4,7 @@ Owns the promise that whatever was started here is gone afterwards, and that Ray
 terminal.
 """
 
+import contextlib
 import logging
 from pathlib import Path
 
@@ -71,12 +72,12 @@ class RunningApp:
         """Lets running answers drain, as far as their time allows."""
         if not ray.is_initialized():
             return
+        if self._deployed:
+            # First, as a shutdown of Serve ends the proxy, and with it every stream, before any replica has drained.
+            _delete_app()
+            metrics_actor.remove(APP_NAME)
         if self._started_serve:
             serve.shutdown()  # type: ignore[no-untyped-call]
-        elif self._deployed:
-            serve.delete(APP_NAME)
-        if self._deployed:
-            metrics_actor.remove(APP_NAME)
         self._started_serve = self._deployed = False
 
     def stop_ray(self) -> None:
@@ -87,6 +88,15 @@ class RunningApp:
         for process in alive:
             process.kill()
         psutil.wait_procs(alive, timeout=_REMAINS_TIMEOUT_S)
+
+
+def _delete_app() -> None:
+    """Returns when the last replica has ended: by itself, or by Serve at the end of its drain time."""
+    while True:
+        # Serve's own call gives up after a minute, which may be less than the drain time.
+        with contextlib.suppress(TimeoutError):
+            serve.delete(APP_NAME)
+            return
 
 
 def _failure() -> str:
