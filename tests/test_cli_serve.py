@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.test_serve import free_port
+from tests.server_process import alive, free_port
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -54,10 +54,6 @@ def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
         time.sleep(0.05)
 
 
-def alive(processes: list[psutil.Process]) -> list[str]:
-    return [process.name() for process in processes if process.is_running() and process.status() != "zombie"]
-
-
 def metric(url: str, name: str) -> float:
     text = httpx.get(url.replace("/v1", "/metrics")).text
     lines = [line for line in text.splitlines() if line.startswith(name + "{")]
@@ -65,6 +61,7 @@ def metric(url: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
+@pytest.mark.slow
 def test_it_says_one_line_answers_and_leaves_no_process(model_folder: Path):
     port = free_port()
     options = ["--model", str(model_folder), "--port", str(port), "--metrics-port", "0", "--num-threads", "1"]

@@ -6,10 +6,8 @@ One cluster and one application for the whole module; the tests that kill worker
 import asyncio
 import os
 import signal
-import socket
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import httpx
@@ -25,6 +23,7 @@ from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
 from deployments.worker_client import RequestRejectedError, WorkerFailedError
 from tests.fake_engine import DIE, HANG, HANG_S, NEVER_FITS, PID, expected_tokens
+from tests.server_process import free_port, wait_until
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 from worker.types import EngineRequest, SamplingParams
@@ -65,12 +64,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         running.stop_ray()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def request(request_id: str, prompt: list[int], max_tokens: int) -> EngineRequest:
     return EngineRequest(request_id, prompt, SamplingParams(max_tokens=max_tokens))
 
@@ -93,15 +86,6 @@ def gauges(cluster: Cluster, name: str) -> dict[str, float]:
     text = httpx.get(f"{cluster.url}/metrics").text
     lines = [line for line in text.splitlines() if line.startswith(name + "{")]
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> float:
-    """Seconds until it held."""
-    began_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began_s < timeout_s, f"not within {timeout_s} s"
-        time.sleep(0.05)
-    return time.monotonic() - began_s
 
 
 def body(prompt: list[int] | str, max_tokens: int, *, stream: bool = True) -> dict[str, object]:
