@@ -1,5 +1,9 @@
-"""Paged KV cache: block ids and tables. The tensors are in `kv_cache.tensor_pool`, which alone imports torch."""
+"""Paged KV cache: block ids, tables and the prefix index.
 
-from kv_cache.block_manager import NULL_BLOCK, AllocStatus, BlockManager, BlockPairs
+The tensors are in `kv_cache.tensor_pool`, which alone imports torch.
+"""
 
-__all__ = ["NULL_BLOCK", "AllocStatus", "BlockManager", "BlockPairs"]
+from kv_cache.block_manager import NULL_BLOCK, AllocStatus, BlockManager, BlockPairs, PrefixCounts, TableRequest
+from kv_cache.block_pool import BlockKey
+
+__all__ = ["NULL_BLOCK", "AllocStatus", "BlockKey", "BlockManager", "BlockPairs", "PrefixCounts", "TableRequest"]

@@ -1,16 +1,18 @@
 """Policy `chunked_prefill`: decodes first, then swapped answers, then prompts in chunks of what the budget leaves."""
 
+from itertools import islice
+
 from kv_cache import BlockManager
 from scheduler.admission import Admission
-from scheduler.chunks import chunk_size
 from scheduler.config import SchedulerConfig
 from scheduler.decode import run_decodes
 from scheduler.preemption import Preemptor
+from scheduler.prefill import run_prefill
 from scheduler.queues import Queues
 from scheduler.sequence import SequenceGroup, SequenceStatus
 from scheduler.step import Step
 
-#: a long prompt lets shorter ones pass in at most this many steps in a row
+#: a long prompt lets shorter ones pass in at most this many steps between two of its own
 MAX_STEPS_PASSED_OVER = 8
 #: shorter prompts are looked for behind at most this many long ones
 MAX_LONG_PROMPTS_PASSED = 8
@@ -56,15 +58,17 @@ class ChunkedPrefillPolicy:
         someone_passed = step.outputs.num_prefill_tokens > 0
         self._continue([group for group in long if group in midway], step)
         self._admit_in_order(step)
-        served = {group.request_id for group in step.touched_groups}
+        served = {row[0].request_id for row in step.rows}
         for group in long:
-            passed = someone_passed and group.request_id not in served
-            group.num_steps_passed_over = group.num_steps_passed_over + 1 if passed else 0
+            if group.request_id in served:
+                group.num_steps_passed_over = 0
+            elif someone_passed:
+                group.num_steps_passed_over += 1
 
     def _yields(self, group: SequenceGroup) -> bool:
         """Whether shorter prompts may go before this one. A recomputed group never yields its place."""
         return (
-            group.sequences[0].num_tokens > self._config.long_prefill_threshold
+            group.live[0].num_tokens > self._config.long_prefill_threshold
             and group.num_steps_passed_over < MAX_STEPS_PASSED_OVER
             and not group.num_preemptions
         )
@@ -72,27 +76,21 @@ class ChunkedPrefillPolicy:
     def _continue(self, midway: list[SequenceGroup], step: Step) -> None:
         """The next chunk of prompts that hold their blocks already, oldest first."""
         for group in midway:
-            seq = group.sequences[0]
-            if seq.status is not SequenceStatus.RUNNING:
-                continue  # preempted in this step
-            num_left = group.prefill_end - seq.num_scheduled_tokens
-            size = chunk_size(num_left, step.budget.remaining_tokens, self._config.chunk_alignment)
-            if size == 0:
-                return
-            step.add_prefill(group, seq, size, self._blocks.block_table(seq.seq_id))
+            if group.live[0].status is SequenceStatus.RUNNING:  # not preempted in this step
+                run_prefill(group, self._blocks, step, self._config.chunk_alignment, whole=False)
 
     def _admit_past_long(self, step: Step) -> list[SequenceGroup]:
         """Admit shorter prompts from behind long ones; return the long ones that were passed."""
         passed: list[SequenceGroup] = []
-        if step.has_preempted:
-            return passed
         waiting = self._queues.waiting
-        while len(passed) < len(waiting):
-            group = waiting[len(passed)]
+        while not step.has_preempted and len(passed) < MAX_LONG_PROMPTS_PASSED:
+            group = next(islice(waiting, len(passed), None), None)
+            if group is None:
+                break
             if self._yields(group):
                 passed.append(group)
-                if len(passed) == MAX_LONG_PROMPTS_PASSED:
-                    break
+            elif any(group.priority > long.priority for long in passed):
+                break  # a short prompt is no reason to pass a more urgent one
             elif self._admission.admit(group, step, whole=False, max_partial=self._max_partial()) is not None:
                 break
         return passed

@@ -38,7 +38,8 @@ class PreemptionRecord:
     """`victim` lost its cache so that `beneficiary` could go on.
 
     mode "recompute": `num_discarded_tokens` will be computed again. mode "swap": they moved to the host.
-    reason: "blocks", or "host_pool_full" for a swap that fell back to recompute.
+    reason: "blocks", "priority", or "host_pool_full" for a swap that fell back to recompute. The estimates are those
+    that mode `auto` compared; 0.0 where there was nothing to choose.
     """
 
     victim: str
@@ -47,6 +48,8 @@ class PreemptionRecord:
     beneficiary: str
     num_blocks: int
     num_discarded_tokens: int
+    recompute_estimate_s: float
+    swap_estimate_s: float
 
 
 @dataclass(slots=True)
