@@ -34,6 +34,7 @@ SERVE_ENVIRONMENT = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
 
+ROUTER = "deployments.router:LoadRouter"
 ENGINE_BUILDER = "deployments.engine_seam:build_engine"
 
 
@@ -42,9 +43,8 @@ def build(args: AppArgs) -> Application:
     return build_with_engine(args, ENGINE_BUILDER)
 
 
-def build_with_engine(args: AppArgs, engine_builder: str, tokenizer_folder: str | None = None) -> Application:
-    """`engine_builder` is the import path of an `EngineBuilder`; `tokenizer_folder` where the text side reads
-    its tokenizer if not from the model."""
+def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
+    """`engine_builder` is the import path of an `EngineBuilder`."""
     config = args.to_engine_config()
     common: dict[str, Any] = {
         "max_ongoing_requests": MAX_ONGOING_REQUESTS,
@@ -58,7 +58,7 @@ def build_with_engine(args: AppArgs, engine_builder: str, tokenizer_folder: str 
         name=WORKER_NAME,
         num_replicas=args.num_workers,
         ray_actor_options=_actor_options(uses_gpu=_uses_gpu(args.device)),
-        request_router_config=RequestRouterConfig(request_router_class="deployments.router:LoadRouter"),
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),  # type: ignore[arg-type]
         **common,
     )(WorkerReplica)
     ingress = serve.deployment(
@@ -73,7 +73,7 @@ def build_with_engine(args: AppArgs, engine_builder: str, tokenizer_folder: str 
         engine_builder=engine_builder,
     )
     ingress_settings = IngressSettings(
-        model=tokenizer_folder or args.model,
+        model=args.model,
         revision=args.revision,
         trust_remote_code=args.trust_remote_code,
         model_name=args.model_name,
@@ -98,7 +98,7 @@ def _actor_options(*, uses_gpu: bool) -> dict[str, Any]:
 def _uses_gpu(device: str) -> bool:
     """`auto` is a GPU where the cluster has one."""
     if device == "auto":
-        return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
+        return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0  # type: ignore[no-untyped-call]
     return device == "cuda"
 
 

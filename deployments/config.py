@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from worker.config import ConfigError, EngineConfig, check_engine_config, option_names, parse_bytes
 
-
 #: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it)
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 

@@ -7,6 +7,7 @@ metrics actor. Loads no model, and knows nothing of routes.
 import asyncio
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
@@ -47,16 +48,12 @@ class IngressSettings:
 class Ingress:
     """Ready once a worker is, since limits of requests are the model's."""
 
-    async def __init__(self, worker: DeploymentHandle, settings: IngressSettings) -> None:
-        self._settings = settings
+    async def __init__(self, worker: DeploymentHandle[Any], settings: IngressSettings) -> None:  # type: ignore[misc]
         self._describe = worker.options(method_name="describe", _by_reference=False)
         context = serve.get_replica_context()
-        self._app_name = context.app_name
         self._metrics = IngressMetrics(settings.model_name)
         self._actor, tokenizer = await asyncio.gather(
-            asyncio.to_thread(
-                get_or_create, self._app_name, settings.metrics_host, settings.metrics_port
-            ),
+            asyncio.to_thread(get_or_create, context.app_name, settings.metrics_host, settings.metrics_port),
             asyncio.to_thread(_load_tokenizer, settings),
         )
         facts: ModelFacts = await self._describe.remote()
@@ -93,7 +90,7 @@ class Ingress:
             logger.warning("not ready: no worker answers: %r", error)
             return False
         finally:
-            response.cancel()
+            response.cancel()  # type: ignore[no-untyped-call]
         return True
 
     async def _metrics_text(self) -> str:

@@ -26,7 +26,7 @@ class LoadRouter(RequestRouter):
     A call with `target_replica` goes to that replica while it lives; it is then idempotent and harmless elsewhere.
     """
 
-    def initialize_state(self, decode_cost_tokens: float = 64.0) -> None:
+    def initialize_state(self, decode_cost_tokens: float = 64.0, **_: Any) -> None:
         """`decode_cost_tokens`: queued prompt tokens that delay a newcomer as much as one held request does."""
         self._decode_cost_tokens = decode_cost_tokens
         self._turn = 0

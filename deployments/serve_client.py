@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any, cast
 
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import DeploymentUnavailableError
@@ -16,9 +17,13 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from deployments.frames import Accepted, Frame, Tokens
 from deployments.router_state import RouterState
 from deployments.worker_client import RequestRejectedError, WorkerFailedError, WorkerUnavailableError
+from deployments.worker_service import WorkerDeadError
 from worker.types import EngineRequest
 
 logger = logging.getLogger(__name__)
+
+#: before a request that no worker took in is sent again
+_RETRY_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class ClientTimeouts:
 class ServeWorkerClient:
     """Implements `WorkerClient`. One per ingress replica; the handle's options are built once."""
 
-    def __init__(self, handle: DeploymentHandle, timeouts: ClientTimeouts, state: RouterState) -> None:
+    def __init__(self, handle: DeploymentHandle[Any], timeouts: ClientTimeouts, state: RouterState) -> None:
         # Serve's gRPC transport: a sixth of the processor time per token of the default one.
         self._generate = handle.options(method_name="generate", stream=True, _by_reference=False)
         self._finish = handle.options(method_name="finish", _by_reference=False)
@@ -45,17 +50,17 @@ class ServeWorkerClient:
     async def generate(self, request: EngineRequest) -> AsyncIterator[list[Frame]]:
         request_id = request.request_id
         self._state.open(request_id)
-        response = self._generate.remote(request)
+        response: DeploymentResponseGenerator[list[Frame]] | None = None
         try:
-            while True:
-                frames = await self._next_frames(request_id, response)
-                if frames is None:
-                    return
+            response, first_frames = await self._until_accepted(request)
+            frames: list[Frame] | None = first_frames
+            while frames is not None:
                 self._observe(request_id, frames)
                 yield frames
+                frames = await self._next_frames(request_id, response)
         finally:
-            # Leaving the iterator alone would let the worker generate to the end.
-            response.cancel()
+            if response is not None:
+                _cancel(response)
             self._replica_of.pop(request_id, None)
             self._state.close(request_id)
 
@@ -78,29 +83,55 @@ class ServeWorkerClient:
         except RayError as error:
             logger.warning("worker %s could not be told of an abort: %s", replica_id, error)
 
+    async def _until_accepted(
+        self, request: EngineRequest
+    ) -> tuple[DeploymentResponseGenerator[list[Frame]], list[Frame]]:
+        """The stream and its first frames. A worker that fails before it took the request in has promised nothing:
+        another one is asked, or its successor."""
+        timeout_s = self._timeouts.accept_s
+        failure: Exception | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    # Ray types the call as either kind of response; a handle with stream=True gives this one.
+                    response = cast("DeploymentResponseGenerator[list[Frame]]", self._generate.remote(request))
+                    try:
+                        return response, await anext(response)
+                    except (RayActorError, WorkerDeadError) as error:
+                        failure = error
+                        _cancel(response)
+                    except BaseException:
+                        _cancel(response)
+                        raise
+                    await asyncio.sleep(_RETRY_PAUSE_S)
+        except TimeoutError:
+            raise WorkerUnavailableError(f"no worker took the request within {timeout_s:g} s") from failure
+        except DeploymentUnavailableError as error:
+            raise WorkerUnavailableError("no worker is available") from error
+        except Exception as error:
+            logger.error("a request failed before a worker took it: %r", error)
+            raise WorkerFailedError("the worker failed on this request") from error
+
     async def _next_frames(
         self, request_id: str, response: DeploymentResponseGenerator[list[Frame]]
     ) -> list[Frame] | None:
         """The next frames, or None at the stream's end."""
-        accepted = request_id in self._replica_of
-        timeout_s = self._timeouts.stall_s if accepted else self._timeouts.accept_s
+        replica_id = self._replica_of[request_id]
+        timeout_s = self._timeouts.stall_s
         try:
             async with asyncio.timeout(timeout_s):
                 return await anext(response)
         except StopAsyncIteration:
             return None
         except TimeoutError:
-            if accepted:
-                raise WorkerFailedError(f"the worker sent no sign of life for {timeout_s:g} s") from None
-            raise WorkerUnavailableError(f"no worker took the request within {timeout_s:g} s") from None
+            logger.error("worker %s sent nothing for %g s", replica_id, timeout_s)
+            raise WorkerFailedError(f"the worker sent no sign of life for {timeout_s:g} s") from None
         except RayActorError as error:
-            logger.error("worker %s failed: %s", self._replica_of.get(request_id), _first_line(error))
+            logger.error("worker %s died: %s", replica_id, error)
             raise WorkerFailedError("the worker that ran this request died") from error
-        except DeploymentUnavailableError as error:
-            raise WorkerUnavailableError("no worker is available") from error
         except Exception as error:
             # Over gRPC an exception of the worker's own code arrives as it is, whatever its type.
-            logger.error("a request failed in worker %s: %s", self._replica_of.get(request_id), error)
+            logger.error("a request failed in worker %s: %r", replica_id, error)
             raise WorkerFailedError("the worker failed on this request") from error
 
     def _observe(self, request_id: str, frames: list[Frame]) -> None:
@@ -117,5 +148,6 @@ class ServeWorkerClient:
                 raise WorkerFailedError(f"the worker is stuck in a step for {frame.step_age_s:.0f} s")
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+def _cancel(response: DeploymentResponseGenerator[list[Frame]]) -> None:
+    """Leaving a stream alone would let the worker generate to the end."""
+    response.cancel()  # type: ignore[no-untyped-call]

@@ -49,7 +49,7 @@ class WorkerReplica:
     `generate`, `finish` and `abort` take `target_replica` for the router; it is not looked at here.
     """
 
-    async def __init__(self, config: EngineConfig, settings: WorkerSettings) -> None:
+    async def __init__(self, config: EngineConfig, settings: WorkerSettings) -> None:  # type: ignore[misc]
         context = serve.get_replica_context()
         self._settings = settings
         self._app_name = context.app_name

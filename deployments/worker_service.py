@@ -5,6 +5,7 @@ neither Ray nor metrics nor text.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
@@ -15,8 +16,10 @@ from worker.types import EngineRequest, TokenEvent
 
 logger = logging.getLogger(__name__)
 
-#: how long the error events of a dead engine have to leave the process before it exits
+#: how long the streams of a dead engine may take to hand on their error events before the process ends
 EXIT_DELAY_S = 1.0
+#: for bytes that were written to leave the process
+_FLUSH_S = 0.1
 
 
 class WorkerDeadError(RuntimeError):
@@ -25,7 +28,7 @@ class WorkerDeadError(RuntimeError):
 
 class WorkerService:
     """Made on the event loop that serves. `deliver` and `on_death` are for the engine's thread, all else for the
-    event loop's. `end_process` is called once, `EXIT_DELAY_S` after the engine died."""
+    event loop's. `end_process` is called once, soon after the engine died."""
 
     def __init__(
         self, worker: int, replica_id: str, step_timeout_s: float, end_process: Callable[[], object]
@@ -37,6 +40,7 @@ class WorkerService:
         self._streams = WorkerStreams()
         self._engine_loop: Loop
         self._heart: asyncio.Task[None]
+        self._farewell: asyncio.Task[None]
         #: set whenever the last open stream has ended
         self.streams_ended = asyncio.Event()
 
@@ -102,7 +106,16 @@ class WorkerService:
     def _die(self, error: BaseException) -> None:
         logger.error("the engine died and this worker with it", exc_info=error)
         self._streams.fail_all(f"the engine died: {error}", self._engine_loop.status().load)
-        self._event_loop.call_later(EXIT_DELAY_S, self._end_process)
+        self._farewell = asyncio.create_task(self._end())
+
+    async def _end(self) -> None:
+        """Ends the process when the streams have ended, or without waiting any longer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_DELAY_S):
+                while self._streams:
+                    await asyncio.sleep(_FLUSH_S)
+        await asyncio.sleep(_FLUSH_S)
+        self._end_process()
 
     async def _beat(self) -> None:
         while True:

@@ -9,13 +9,14 @@ from scheduler.decode import run_decodes
 from scheduler.preemption import Preemptor
 from scheduler.prefill import run_prefill
 from scheduler.queues import Queues
+from scheduler.records import WaitReason
 from scheduler.sequence import SequenceGroup, SequenceStatus
 from scheduler.step import Step
 
 #: a long prompt lets shorter ones pass in at most this many steps between two of its own
 MAX_STEPS_PASSED_OVER = 8
 #: shorter prompts are looked for behind at most this many long ones
-MAX_LONG_PROMPTS_PASSED = 8
+MAX_LONG_PROMPTS_PASSED = 64
 
 
 class ChunkedPrefillPolicy:
@@ -52,18 +53,18 @@ class ChunkedPrefillPolicy:
 
     def _run_prompts_shorter_first(self, midway: list[SequenceGroup], step: Step) -> None:
         """Long prompts take what shorter ones leave, but are not passed over many steps in a row."""
+        num_before = step.outputs.num_prefill_tokens
         long = [group for group in midway if self._yields(group)]
         self._continue([group for group in midway if group not in long], step)
         long += self._admit_past_long(step)
-        someone_passed = step.outputs.num_prefill_tokens > 0
+        num_with_shorter = step.outputs.num_prefill_tokens
         self._continue([group for group in long if group in midway], step)
         self._admit_in_order(step)
-        served = {row[0].request_id for row in step.rows}
-        for group in long:
-            if group.request_id in served:
-                group.num_steps_passed_over = 0
-            elif someone_passed:
-                group.num_steps_passed_over += 1
+        if long and num_before < num_with_shorter == step.outputs.num_prefill_tokens:
+            # Shorter ones left nothing. The first of the long ones was passed; those behind it had no turn anyway.
+            long[0].num_steps_passed_over += 1
+            if self._queues.waiting.head is long[0] and step.record.waiting_reason is WaitReason.TOKEN_BUDGET:
+                step.record.waiting_reason = WaitReason.LONG_PREFILL
 
     def _yields(self, group: SequenceGroup) -> bool:
         """Whether shorter prompts may go before this one. A recomputed group never yields its place."""

@@ -52,6 +52,7 @@ class Step:
         self.rows.append((group, seq, size, seq.epoch, do_sample))
         seq.num_in_flight_tokens += size
         seq.num_pending_samples += do_sample
+        group.num_steps_passed_over = 0
         self.budget.add_tokens(size)
         self.outputs.num_prefill_tokens += size
         self.record.prefill_chunks.append(ChunkRecord(group.request_id, seq.seq_id, start, end))

@@ -15,19 +15,19 @@ from scheduler.records import StepRecord
 from worker.config import EngineConfig
 from worker.types import EngineLoad, EngineRequest, TokenEvent
 
-VOCAB_SIZE = 1000
+VOCAB_SIZE = 512
 BLOCK_SIZE = 16
 NUM_BLOCKS = 4096
 
 #: the loop raises in the step after this request arrives
-DIE = 901
+DIE = 501
 #: the step after this request arrives lasts `HANG_S`
-HANG = 902
+HANG = 502
 HANG_S = 1.5
 #: the first token of the answer is the process id
-PID = 903
+PID = 503
 #: refused, as a prompt that can never fit
-NEVER_FITS = 904
+NEVER_FITS = 504
 
 
 def expected_tokens(prompt_token_ids: list[int], num_tokens: int) -> list[int]:
@@ -84,7 +84,9 @@ class FakeLoop:
         with self._lock:
             if request.prompt_token_ids[0] == NEVER_FITS:
                 error = "the prompt can never fit"
-                self._refused.append(TokenEvent(request.request_id, 0, [], finish_reason="error", error=error))
+                self._refused.append(
+                    TokenEvent(request.request_id, 0, [], finish_reason="error", error=error, is_refusal=True)
+                )
             else:
                 self._running[request.request_id] = _Running(request)
 

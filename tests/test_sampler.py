@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from worker.sampler import LOGPROB_FLOOR, SampledToken, Sampler, SampleRow
+from worker.noise import CONTENDER_SLACK, gumbel, row_key
+from worker.sampler import LOGPROB_FLOOR, NUM_SCORES_AT_ONCE, SampledToken, Sampler, SampleRow
 from worker.score_edits import edit_scores
 from worker.survivors import NUM_RANKED, survivor_mask
 from worker.types import SamplingParams
@@ -174,7 +175,7 @@ def test_slices_of_a_large_batch_change_nothing(monkeypatch: pytest.MonkeyPatch)
     params = [RANDOM, replace(RANDOM, top_p=0.8), replace(GREEDY, min_tokens=2)]
     rows = [make_row(params[row % 3], row, position=row) for row in range(20)]
     whole = ids(sampler.sample(logits, rows))
-    monkeypatch.setattr("worker.sampler.NUM_SCORES_AT_ONCE", 3 * VOCAB_SIZE)
+    monkeypatch.setitem(NUM_SCORES_AT_ONCE, "cpu", 3 * VOCAB_SIZE)
     assert ids(sampler.sample(logits, rows)) == whole
 
 
@@ -205,15 +206,46 @@ def test_samples_of_one_row_are_independent_draws() -> None:
     assert_frequencies(counts, torch.full((16,), 1 / 16, dtype=torch.float64))
 
 
+def full_pass(logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
+    """Scores of temperature-1 rows with the noise of every token."""
+    keys = torch.tensor([row_key(row.params.seed, row.sample_index, row.position) for row in rows])
+    scores = logits[[row.logits_row for row in rows]]
+    return scores + gumbel(keys.unsqueeze(1), torch.arange(logits.shape[1]))
+
+
 def test_noise_for_the_survivors_alone_gives_what_a_full_pass_gives() -> None:
     sampler, logits = make_sampler(), make_logits(30)
     cut = replace(RANDOM, top_k=20, top_p=0.95)
     rows = [make_row(cut, row, position=row) for row in range(30)]
-    full = sampler.decision_scores(logits, [replace(row, params=RANDOM) for row in rows])
     mask = survivor_mask(logits, [20] * 30, [0.95] * 30, [0.0] * 30)
-    expected = full.masked_fill(~mask, -math.inf)
+    expected = full_pass(logits, rows).masked_fill(~mask, -math.inf)
     assert torch.equal(sampler.decision_scores(logits, rows), expected)
     assert ids(sampler.sample(logits, rows)) == expected.argmax(dim=-1).tolist()
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, 3.0, 40.0])
+def test_noise_for_the_contenders_alone_gives_what_a_full_pass_gives(scale: float) -> None:
+    vocab_size, num_rows = 20_000, 60
+    sampler, logits = make_sampler(vocab_size), make_logits(num_rows, vocab_size) / 3 * scale
+    logits[::2, 100:] -= 1000.0
+    logits[1::4, ::3] = -math.inf
+    rows = [make_row(RANDOM, row, position=row) for row in range(num_rows)]
+    expected, scores = full_pass(logits, rows), sampler.decision_scores(logits, rows)
+    assert ids(sampler.sample(logits, rows)) == expected.argmax(dim=-1).tolist()
+    near = expected >= expected.amax(dim=-1, keepdim=True) - CONTENDER_SLACK
+    assert torch.equal(scores[near], expected[near])
+    kept = scores > -math.inf
+    assert torch.equal(scores[kept], expected[kept])
+
+
+def test_infinite_and_hopeless_scores_still_give_a_token() -> None:
+    logits = torch.zeros(3, VOCAB_SIZE)
+    logits[0, 77] = math.inf
+    logits[1] = -math.inf
+    logits[2] = math.nan
+    first, *others = ids(make_sampler().sample(logits, [make_row(RANDOM, row) for row in range(3)]))
+    assert first == 77
+    assert all(0 <= token_id < VOCAB_SIZE for token_id in others)
 
 
 def test_seeded_draws_have_golden_values() -> None:

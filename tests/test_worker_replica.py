@@ -5,12 +5,12 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from fake_engine import DIE, HANG, HANG_S, NEVER_FITS, FakeLoop, expected_tokens
 
 from deployments.engine_seam import build_engine, import_builder
 from deployments.frames import HEARTBEAT_S, Accepted, Frame, Heartbeat, Tokens
 from deployments.worker_service import EXIT_DELAY_S, WorkerDeadError, WorkerService
 from deployments.worker_streams import WorkerStreams
+from tests.fake_engine import DIE, HANG, HANG_S, NEVER_FITS, FakeLoop, expected_tokens
 from worker.types import EngineLoad, EngineRequest, SamplingParams, TokenEvent
 
 STEP_TIMEOUT_S = 60.0

@@ -160,8 +160,9 @@ class Engine:
 
     def _report(self, ends: list[SequenceEnd]) -> None:
         for end in ends:
+            is_refusal = end.error is not None
             self._events.append(
-                TokenEvent(end.request_id, end.index, [], None, end.finish_reason, end.error)
+                TokenEvent(end.request_id, end.index, [], None, end.finish_reason, end.error, is_refusal)
             )
             del self._open[end.request_id]
 

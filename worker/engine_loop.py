@@ -84,11 +84,12 @@ class EngineLoop:
         with self._lock:
             if request.request_id in self._open:
                 raise ValueError(f"request {request.request_id} is already open")
-            if self._error is None:
+            if self._error is None and not self._is_stopping:
                 self._open[request.request_id] = set(range(request.params.n))
                 self._commands.put(request)
                 return
-        self._deliver([_refusal(request.request_id, f"the engine is dead: {self._error!r}")])
+        error = "the engine is stopping" if self._error is None else f"the engine is dead: {self._error!r}"
+        self._deliver([_failure(request.request_id, index, error) for index in range(request.params.n)])
 
     def abort(self, request_id: str) -> None:
         self._commands.put(_Abort(request_id))
@@ -133,11 +134,15 @@ class EngineLoop:
             try:
                 self._engine.add_request(command, time.monotonic())
             except RequestError as error:
-                self._send([_refusal(command.request_id, str(error))])
+                self._refuse(command, str(error))
         elif isinstance(command, _Abort):
             self._engine.abort(command.request_id)
         elif isinstance(command, _Finish):
             self._engine.finish(command.request_id, command.index, command.num_tokens)
+
+    def _refuse(self, request: EngineRequest, message: str) -> None:
+        indices = range(request.params.n)
+        self._send([_failure(request.request_id, index, message, is_refusal=True) for index in indices])
 
     def _step(self) -> None:
         self._step_began_s = now = time.monotonic()
@@ -169,9 +174,12 @@ class EngineLoop:
             self._open.clear()
         self._step_began_s = None
         message = f"the engine died: {error!r}"
-        self._deliver([TokenEvent(request_id, index, [], None, "error", message) for request_id, index in lost])
-        self._on_death(error)
+        try:
+            self._deliver([_failure(request_id, index, message) for request_id, index in lost])
+        finally:
+            # Whoever watches over the process has to know, even if it is the delivery that fails.
+            self._on_death(error)
 
 
-def _refusal(request_id: str, message: str) -> TokenEvent:
-    return TokenEvent(request_id, 0, [], None, "error", message)
+def _failure(request_id: str, index: int, message: str, *, is_refusal: bool = False) -> TokenEvent:
+    return TokenEvent(request_id, index, [], None, "error", message, is_refusal)

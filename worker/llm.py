@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from worker.config import EngineConfig
+from worker.engine import Engine, EngineTotals, RequestError
 from worker.sampling_choices import SamplingChoices
 from worker.text import Tokenizer
 from worker.types import EngineRequest, SamplingParams, TokenEvent, TokenLogprobs
@@ -22,14 +23,14 @@ Progress = Callable[[int, int, int], None]
 Conversation = Sequence[Mapping[str, Any]]
 
 
-class Engine(Protocol):
-    """What `LLM` needs of `worker.engine.Engine`."""
+class EngineLike(Protocol):
+    """What `LLM` needs of an engine."""
 
     tokenizer_folder: Path
     vocab_size: int
     max_model_len: int
     generation_defaults: Mapping[str, Any]
-    totals: Any
+    totals: EngineTotals
 
     def add_request(self, request: EngineRequest, now: float) -> None: ...
     def abort(self, request_id: str) -> None: ...
@@ -60,11 +61,8 @@ class LLM:
         self,
         config: EngineConfig,
         chat_template: str | None = None,
-        build_engine: Callable[[EngineConfig], Engine] | None = None,
+        build_engine: Callable[[EngineConfig], EngineLike] = Engine,
     ) -> None:
-        """`build_engine` puts another engine in the place of `worker.engine.Engine`."""
-        if build_engine is None:
-            from worker.engine import Engine as build_engine
         self._engine = build_engine(config)
         self._tokenizer = Tokenizer(self._engine.tokenizer_folder, chat_template)
         self._request_numbers = count()
@@ -86,6 +84,7 @@ class LLM:
                 completions.append(Completion(prompt, self._tokenizer.encode(prompt)))
             else:
                 token_ids = list(prompt)
+                self._check_token_ids(token_ids)
                 text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
                 completions.append(Completion(text, token_ids))
         return self._run(completions, params or SamplingChoices(), progress)
@@ -129,12 +128,15 @@ class LLM:
     ) -> list[Completion]:
         open_completions: dict[str, Completion] = {}
         try:
-            for completion in completions:
+            for number, completion in enumerate(completions, 1):
                 request_id = f"llm-{next(self._request_numbers)}"
-                request = EngineRequest(
-                    request_id, completion.prompt_token_ids, self._params_for(completion.prompt_token_ids, params)
-                )
-                self._engine.add_request(request, time.monotonic())
+                token_ids = completion.prompt_token_ids
+                request = EngineRequest(request_id, token_ids, self._params_for(token_ids, params))
+                try:
+                    self._check_token_ids(token_ids)
+                    self._engine.add_request(request, time.monotonic())
+                except RequestError as error:
+                    raise RequestError(f"prompt {number} of {len(completions)}: {error}") from error
                 open_completions[request_id] = completion
             num_tokens = 0
             while open_completions:
@@ -154,6 +156,12 @@ class LLM:
             for request_id in open_completions:
                 self._engine.abort(request_id)
         return completions
+
+    def _check_token_ids(self, token_ids: list[int]) -> None:
+        """An id without an embedding would end the process on some devices, not the request."""
+        for token_id in token_ids:
+            if not 0 <= token_id < self._engine.vocab_size:
+                raise RequestError(f"token id {token_id} is not in the vocabulary of {self._engine.vocab_size}")
 
     def _params_for(self, prompt_token_ids: list[int], params: SamplingChoices | SamplingParams) -> SamplingParams:
         if isinstance(params, SamplingParams):

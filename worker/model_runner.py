@@ -6,7 +6,7 @@ Owns the batch buffers. It moves no blocks: the engine applies a step's swaps be
 import torch
 
 from kv_cache.tensor_pool import TensorPool
-from scheduler.outputs import ScheduledChunk, SchedulerOutputs
+from scheduler.outputs import PENDING_TOKEN_ID, ScheduledChunk, SchedulerOutputs
 from worker.attention.backend import AttentionBackend, AttentionBatch
 from worker.model import CausalModel
 
@@ -44,6 +44,7 @@ class ModelRunner:
         if not chunks:
             return torch.empty((0, self._model.vocab_size), device=self._model.device)
         input_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+        assert min(input_ids) > PENDING_TOKEN_ID, "a token was scheduled that is not known yet"
         logit_rows: list[int] = []
         num_tokens = 0
         for chunk in chunks:

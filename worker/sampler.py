@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.noise import gumbel, row_key
+from worker.noise import contender_mask, gumbel, row_key
 from worker.score_edits import edit_scores, edits_scores
 from worker.survivors import survivor_mask
 from worker.types import SamplingParams, TokenLogprobs
@@ -25,8 +25,8 @@ from worker.types import SamplingParams, TokenLogprobs
 MIN_TEMPERATURE = 1e-3
 #: what a log-probability of minus infinity is reported as: it must be a number in JSON
 LOGPROB_FLOOR = -9999.0
-#: scores handled at once, in elements: bounds the float64 and int64 temporaries to some tens of megabytes
-NUM_SCORES_AT_ONCE = 1 << 22
+#: scores handled at once, in elements, by device type: a CPU's temporaries stay in its cache, a GPU is kept busy
+NUM_SCORES_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 22}
 
 
 @dataclass(slots=True)
@@ -80,7 +80,11 @@ class Sampler:
         return sampled
 
     def decision_scores(self, logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
-        """float32 [rows, vocab_size]: the scores whose argmax `sample` returns; -inf where nothing survived."""
+        """float32 [rows, vocab_size]: the scores whose argmax `sample` returns.
+
+        -inf where a token did not survive a cut or had no chance. Whatever comes within `noise.CONTENDER_SLACK`
+        of the best score is there, so the margin of a decision can be read as far as that.
+        """
         scores = logits[self._index([row.logits_row for row in rows]), : self._vocab_size]
         for place, row in enumerate(rows):
             if edits_scores(row.params, len(row.output_token_ids)):
@@ -100,26 +104,26 @@ class Sampler:
         return scores
 
     def _choose(self, logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
-        num_rows_at_once = max(1, NUM_SCORES_AT_ONCE // logits.shape[1])
+        num_rows_at_once = max(1, NUM_SCORES_AT_ONCE[self._device.type] // logits.shape[1])
         slices = [rows[start : start + num_rows_at_once] for start in range(0, len(rows), num_rows_at_once)]
         return torch.cat([self.decision_scores(logits, part).argmax(dim=-1) for part in slices])
 
     def _perturbed(self, scores: torch.Tensor, rows: list[SampleRow], *, cut: bool) -> torch.Tensor:
-        """Noise for the whole vocabulary in one pass, or for the survivors alone: the same noise either way."""
+        """Noise where a token may and can win; it is the noise that a pass over the whole vocabulary would add."""
         params = [row.params for row in rows]
         temperatures = torch.tensor([param.temperature for param in params], device=self._device)
         scores = scores / temperatures.unsqueeze(1)
         keys = self._index([row_key(row.params.seed, row.sample_index, row.position) for row in rows])
-        if not cut:
-            token_ids = torch.arange(scores.shape[1], device=self._device)
-            return scores + gumbel(keys.unsqueeze(1), token_ids)
-        survivors = survivor_mask(
-            scores,
-            [param.top_k for param in params],
-            [param.top_p for param in params],
-            [param.min_p for param in params],
-        )
-        row_ids, token_ids = survivors.nonzero(as_tuple=True)
+        if cut:
+            mask = survivor_mask(
+                scores,
+                [param.top_k for param in params],
+                [param.top_p for param in params],
+                [param.min_p for param in params],
+            )
+        else:
+            mask = contender_mask(scores, keys)
+        row_ids, token_ids = mask.nonzero(as_tuple=True)
         perturbed = torch.full_like(scores, -torch.inf)
         perturbed[row_ids, token_ids] = scores[row_ids, token_ids] + gumbel(keys[row_ids], token_ids)
         return perturbed

@@ -11,7 +11,9 @@ from typing import Any
 
 from worker.types import SamplingParams
 
-MAX_TEMPERATURE = 100.0
+MAX_TEMPERATURE = 2.0
+#: seeds are taken modulo this, so that they mean the same in process and over HTTP
+SEED_LIMIT = 2**63
 
 
 class SamplingError(ValueError):
@@ -68,7 +70,7 @@ class SamplingChoices:
             repetition_penalty=float(choice("repetition_penalty")),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            seed=random_seed if self.seed is None else self.seed,
+            seed=(random_seed if self.seed is None else self.seed) % SEED_LIMIT,
             logprobs=self.logprobs,
             min_tokens=self.min_tokens,
             stop_token_ids=self.stop_token_ids,

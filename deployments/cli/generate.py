@@ -5,6 +5,7 @@ Owns the reading of prompts and the printing of answers. Standard output carries
 
 import argparse
 import json
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.cli.options import (
     EXIT_FAILED,
+    EXIT_USAGE,
     OneLineParser,
     UsageError,
     add_engine_options,
@@ -53,7 +55,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[OneLineParser]") -> OneLi
     parser.add_argument("--json", action="store_true", help="print one JSON object a line; the last holds the stats")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--max-tokens", type=whole_number, default=DEFAULT_MAX_TOKENS, metavar="N",
-                          help="longest answer, in tokens (default: %(default)s)")  # fmt: skip
+                          help="longest answer, if the model length allows it (default: %(default)s)")  # fmt: skip
     sampling.add_argument("--temperature", type=float, metavar="T", help="0: the likeliest token each time")
     sampling.add_argument("--top-p", type=float, metavar="P", help="draw from the fewest tokens of this share; 1: off")
     sampling.add_argument("--top-k", type=whole_number, metavar="K", help="draw from the K likeliest tokens; 0: off")
@@ -90,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
     except ChatTemplateError as error:
         raise UsageError("--chat", str(error)) from error
     except RequestError as error:
-        raise UsageError("prompt", str(error)) from error
+        sys.stderr.write(error_line(str(error)))
+        return EXIT_USAGE
     except DemoModelError as error:
         sys.stderr.write(error_line(str(error)))
         return EXIT_FAILED
@@ -193,6 +196,6 @@ def _quiet_libraries() -> None:
     """Advice that libraries give to programmers is noise to who asked for an answer. `python -W` brings it back."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-    from transformers.utils import logging
+    from transformers.utils import logging as library_logging
 
-    logging.set_verbosity(logging.ERROR)
+    library_logging.set_verbosity(logging.ERROR)

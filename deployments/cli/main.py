@@ -6,7 +6,7 @@ Knows nothing of what the sub-commands do. Parsing and --help load neither torch
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from deployments.cli.options import (
     EXIT_INTERRUPTED,
@@ -56,8 +56,8 @@ def _parser() -> OneLineParser:
 def _run(args: argparse.Namespace) -> int:
     from deployments.cli import generate, serve
 
-    command = {"serve": serve.run, "generate": generate.run}[args.command]
-    return command(args)
+    commands: dict[str, Callable[[argparse.Namespace], int]] = {"serve": serve.run, "generate": generate.run}
+    return commands[args.command](args)
 
 
 if __name__ == "__main__":

@@ -144,9 +144,13 @@ class GenerationRequest(_Body):
             raise from_validation(error) from None
         if request.n is not None and request.n > 1:
             raise not_supported("n", "more than one answer to a prompt")
-        if request.include_usage and not request.stream:
-            raise bad_request("stream_options: only allowed when stream is true", "stream_options")
+        request.check()
         return request
+
+    def check(self) -> None:
+        """What no single field can tell."""
+        if self.include_usage and not self.stream:
+            raise bad_request("stream_options: only allowed when stream is true", "stream_options")
 
     @property
     def max_tokens_field(self) -> str:
@@ -184,6 +188,11 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise bad_request("top_logprobs: only allowed when logprobs is true", "top_logprobs")
 
     @property
     def max_tokens_field(self) -> str:

@@ -40,7 +40,8 @@ class Detokenizer:
         for token_id in kept_ids:
             byte = self._tokenizer.fallback_byte(token_id)
             if byte is None:
-                self._waiting_ids.append(token_id)
+                if self._tokenizer.has_token(token_id):  # one without would still count as a neighbour
+                    self._waiting_ids.append(token_id)
             else:
                 pieces.append(self._decode_waiting(is_last=True))
                 pieces.append(self._decode_byte(token_id, byte))

@@ -26,10 +26,14 @@ class Tokenizer:
     """Immutable once built. `chat_template` is the text of a template that replaces the model's own."""
 
     def __init__(self, folder: Path, chat_template: str | None = None) -> None:
-        wrapper = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, use_fast=True)
+        try:
+            wrapper = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, use_fast=True)
+        except (ValueError, OSError, ImportError) as error:
+            raise TokenizerError(f"{folder}: no tokenizer could be loaded: {error}") from error
         backend = getattr(wrapper, "backend_tokenizer", None)
         if not isinstance(backend, tokenizers.Tokenizer):
-            raise TokenizerError(f"{folder}: no tokenizer.json, and none could be built for a {type(wrapper).__name__}")
+            kind = type(wrapper).__name__
+            raise TokenizerError(f"{folder}: no tokenizer.json, and none could be built for a {kind}")
         self._backend = copy.deepcopy(backend)
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -95,6 +99,10 @@ class Tokenizer:
         if piece is None:
             piece = self._token_bytes[token_id] = self._find_token_bytes(token_id)
         return piece
+
+    def has_token(self, token_id: int) -> bool:
+        """False for ids that a model has only because its vocabulary was rounded up."""
+        return self._backend.id_to_token(token_id) is not None
 
     def fallback_byte(self, token_id: int) -> int | None:
         """The byte of a SentencePiece-like byte token such as <0xE2>; None for every other token."""

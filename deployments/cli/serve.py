@@ -1,0 +1,208 @@
+"""`stallfree serve`: from options to a running application, one line when it is ready, and an end without remains.
+
+Owns the order of a start: everything that can be refused is refused before Ray starts. Knows nothing of requests.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from deployments.cli.options import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    OneLineParser,
+    UsageError,
+    add_engine_options,
+    error_line,
+    usage_error,
+    whole_number,
+)
+from deployments.cli.serve_file import read_options
+from worker.config import ConfigError, EngineConfig
+
+if TYPE_CHECKING:
+    from deployments.cli.local_ray import RunningApp
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+_WILDCARD_HOSTS = ("0.0.0.0", "::")
+
+_DESCRIPTION = """\
+Serves a model with an OpenAI-compatible HTTP API. Prints one line with the base URL when it is ready; progress goes
+to standard error. Ctrl-C or SIGTERM lets running answers end, then stops everything that was started; a second one
+stops at once."""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[OneLineParser]") -> OneLineParser:
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description=_DESCRIPTION,
+        allow_abbrev=False,
+        # An option that is not given leaves no trace, so that a file can fill it in.
+        argument_default=argparse.SUPPRESS,
+    )
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="YAML: a Serve config with one application, or options by name; "
+        "the command line goes before it")  # fmt: skip
+    add("--address", metavar="ADDRESS", help="a running Ray cluster (default: start Ray on this machine)")
+    add("--host", metavar="HOST", help=f"where to listen (default: {DEFAULT_HOST})")
+    add("--port", type=whole_number, metavar="PORT", help=f"(default: {DEFAULT_PORT})")
+    add("--num-workers", type=whole_number, metavar="N", help="replicas of the model (default: 1)")
+    add("--served-model-name", metavar="NAME", help="what clients call the model (default: as in --model)")
+    add("--chat-template", metavar="FILE", help="a Jinja template in place of the model's own")
+    add("--metrics-host", metavar="HOST", help="where to listen for scrapes (default: 127.0.0.1)")
+    add("--metrics-port", type=whole_number, metavar="PORT", help="0: no scrape port (default: 9400)")
+    add("--stall-timeout-s", type=float, metavar="S", help="a worker silent for so long has failed (default: 5)")
+    add("--step-timeout-s", type=float, metavar="S", help="a step that runs so long is stuck (default: 60)")
+    add("--accept-timeout-s", type=float, metavar="S", help="until a worker takes a request in (default: 30)")
+    add("--drain-timeout-s", type=float, metavar="S", help="time for running answers at the end (default: 20)")
+    add_engine_options(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until told to stop. 0: it was stopped; 1: it could not be started; `UsageError`: not as given."""
+    given = {name: value for name, value in vars(args).items() if name != "command"}
+    config_file = given.pop("config", None)
+    options = {**(read_options(Path(config_file)) if config_file is not None else {}), **given}
+    address = options.pop("address", None)
+    host, port = _host_and_port(options)
+    out, err = sys.stdout, sys.stderr
+    with _stop_signals(), contextlib.redirect_stdout(err):
+        # Ray prints errors of its processes to standard output, which is kept for the one line.
+        try:
+            return _serve(options, address, host, port, out, err)
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+
+
+def _serve(options: dict[str, Any], address: str | None, host: str, port: int, out: TextIO, err: TextIO) -> int:
+    from deployments.config import app_args_from
+
+    is_local = address is None
+    if is_local and "model" in options:
+        options["model"] = _absolute_if_folder(str(options["model"]))
+    if "chat_template" in options:
+        options["chat_template"] = _read_template(str(options["chat_template"]))
+    try:
+        args = app_args_from(options)
+        if is_local:
+            _say(err, f"checking {args.model}")
+            _check_model(args.to_engine_config())
+            if args.num_threads is None:
+                num_threads = max(1, len(os.sched_getaffinity(0)) // args.num_workers)
+                args = args.model_copy(update={"num_threads": num_threads})
+    except ConfigError as error:
+        raise usage_error(error) from error
+
+    from deployments.cli.local_ray import RunningApp, StartError, can_listen
+
+    if is_local:
+        for option, where, number in (
+            ("--port", host, port),
+            ("--metrics-port", args.metrics_host, args.metrics_port),
+        ):
+            if number != 0 and not can_listen(where, number):
+                raise UsageError(option, f"{number} on {where} is taken by another process")
+    from deployments.app import build
+
+    running = RunningApp(address)
+    try:
+        _say(err, "starting Ray" if is_local else f"connecting to Ray at {address}")
+        running.start_ray()
+        _say(err, f"starting {args.num_workers} x {args.model_name}")
+        running.deploy(build(args), host, port)
+        shown_host = DEFAULT_HOST if host in _WILDCARD_HOSTS else host
+        out.write(f"Serving {args.model_name} at http://{shown_host}:{port}/v1\n")
+        out.flush()
+        _wait_for_stop()
+        _say(err, "stopping")
+    except StartError as error:
+        err.write(error_line(str(error)))
+        return EXIT_FAILED
+    finally:
+        _stop(running)
+    return 0
+
+
+def _stop(running: "RunningApp") -> None:
+    """A stop signal during the drain cuts it short; one after that changes nothing."""
+    # Ray reports its own processes' ends as errors: they are what was asked for.
+    with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.suppress(KeyboardInterrupt):
+            running.stop_app()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        running.stop_ray()
+
+
+def _wait_for_stop() -> None:
+    # Ray has put its own handler in place of ours, which ends the process without undoing anything.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            signal.pause()
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[None]:
+    """SIGTERM ends what is going on as Ctrl-C does."""
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(signal_number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _host_and_port(options: dict[str, Any]) -> tuple[str, int]:
+    host, port = options.pop("host", DEFAULT_HOST), options.pop("port", DEFAULT_PORT)
+    if not isinstance(host, str) or not host:
+        raise UsageError("--host", f"must be a name or an address, got {host!r}")
+    if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
+        raise UsageError("--port", f"must be a number from 1 to 65535, got {port!r}")
+    return host, port
+
+
+def _absolute_if_folder(model: str) -> str:
+    """Workers have another working folder."""
+    folder = Path(model).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else model
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("--chat-template", f"cannot read {path}: {error}") from error
+
+
+def _check_model(config: EngineConfig) -> None:
+    """Fetches the model and refuses what cannot run, before anything is started. Raises `ConfigError`."""
+    from worker.demo_model import DemoModelError
+    from worker.loading import check_loadable
+    from worker.model_support import UnsupportedModelError
+    from worker.weights import WeightsError
+
+    try:
+        check_loadable(config)
+    except (WeightsError, UnsupportedModelError, DemoModelError) as error:
+        raise ConfigError("model", str(error)) from error
+
+
+def _say(err: TextIO, text: str) -> None:
+    err.write(f"{text}\n")
+    err.flush()

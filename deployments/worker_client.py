@@ -1,0 +1,42 @@
+"""The seam between the API and the workers: what the ingress may ask of whoever runs requests.
+
+Knows neither Serve nor HTTP; `serve_client.py` implements it over a deployment handle.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from deployments.frames import Frame
+from worker.types import EngineRequest
+
+
+class WorkerUnavailableError(Exception):
+    """No worker took the request (503)."""
+
+
+class RequestRejectedError(Exception):
+    """The worker refuses this request for what it asks (400)."""
+
+    def __init__(self, message: str, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.param = param
+
+
+class WorkerFailedError(Exception):
+    """The worker that held the request died, stalled or failed (500, or an error event inside a stream)."""
+
+
+class WorkerClient(Protocol):
+    def generate(self, request: EngineRequest) -> AsyncIterator[list[Frame]]:
+        """The frames of one request. Closing the iterator ends the worker's work."""
+        ...
+
+    async def finish(self, request_id: str, index: int, num_tokens: int) -> None:
+        """This choice ended at the ingress, after `num_tokens` tokens. Idempotent."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Nobody wants this request any more. Idempotent."""
+        ...

@@ -1,0 +1,119 @@
+"""Models, prompts and reference answers, each made once; the counts of every comparison, printed at the end."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.oracle.compare import MAX_NEAR_TIE_SHARE, Comparison
+from tests.oracle.reference import ReferenceAnswer, chosen_answer, greedy_answer
+from tests.real_prompts import real_prompts
+from tests.tiny_models import load_reference, save_tiny_model
+from worker.demo_model import ensure_demo_model
+from worker.engine import EngineTotals
+from worker.text import Tokenizer
+from worker.types import SamplingParams
+
+
+class OracleModel:
+    """A checkpoint, and Transformers' answers for it, each computed when it is first asked for."""
+
+    def __init__(self, folder: Path, num_threads: int | None = None) -> None:
+        self.folder = folder
+        self._num_threads = num_threads
+        self._model: torch.nn.Module | None = None
+        self._answers: dict[tuple[tuple[int, ...], SamplingParams], ReferenceAnswer] = {}
+
+    def answer(self, prompt_token_ids: list[int], params: SamplingParams) -> ReferenceAnswer:
+        key = (tuple(prompt_token_ids), params)
+        if key not in self._answers:
+            self._answers[key] = self._compute(prompt_token_ids, params)
+        return self._answers[key]
+
+    def _compute(self, prompt_token_ids: list[int], params: SamplingParams) -> ReferenceAnswer:
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        if self._model is None:
+            self._model = load_reference(self.folder)
+        plain = SamplingParams(max_tokens=params.max_tokens, temperature=0.0, ignore_eos=True)
+        if params == plain:
+            # Without the sampler: what is greedy needs none of our code.
+            return greedy_answer(self._model, prompt_token_ids, params.max_tokens)
+        return chosen_answer(self._model, prompt_token_ids, params)
+
+
+@dataclass(slots=True)
+class Tally:
+    """All comparisons of a session, by name."""
+
+    lines: list[str] = field(default_factory=list)
+    num_sequences: int = 0
+    num_near_ties: int = 0
+
+    def add(self, name: str, comparison: Comparison, totals: EngineTotals) -> None:
+        """Note a comparison, then fail if it is not within the margin rule."""
+        self.num_sequences += comparison.num_sequences
+        self.num_near_ties += len(comparison.near_ties)
+        self.lines.append(
+            f"{name:<48} sequences {comparison.num_sequences:>3}  equal {comparison.num_equal:>3}  "
+            f"near_ties {len(comparison.near_ties)}  tokens {comparison.num_tokens:>5}  "
+            f"close decisions {comparison.num_close_decisions}  | steps {totals.num_steps:>4}  "
+            f"chunks {totals.num_prefill_chunks:>4}  recomputed {totals.num_preemptions_recompute:>3}  "
+            f"swapped {totals.num_preemptions_swap:>3}"
+        )
+        comparison.check()
+
+
+_TALLY = pytest.StashKey[Tally]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_TALLY] = Tally()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    tally = config.stash[_TALLY]
+    if tally.lines:
+        terminalreporter.section("model oracle")
+        terminalreporter.write_line("\n".join(tally.lines))
+        terminalreporter.write_line(f"{tally.num_near_ties} near ties in {tally.num_sequences} sequences")
+
+
+@pytest.fixture(autouse=True)
+def own_num_threads() -> Iterator[None]:
+    """An engine sets torch's threads for the whole process."""
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="session")
+def tally(pytestconfig: pytest.Config) -> Iterator[Tally]:
+    counted = pytestconfig.stash[_TALLY]
+    yield counted
+    assert counted.num_near_ties <= MAX_NEAR_TIE_SHARE * counted.num_sequences
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], OracleModel]:
+    models: dict[str, OracleModel] = {}
+
+    def get(family: str) -> OracleModel:
+        if family not in models:
+            models[family] = OracleModel(save_tiny_model(tmp_path_factory.mktemp(family), family), num_threads=1)
+        return models[family]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> OracleModel:
+    return OracleModel(ensure_demo_model())
+
+
+@pytest.fixture(scope="session")
+def demo_prompts(demo_model: OracleModel) -> list[list[int]]:
+    """40 prompts of 5 to 1,500 tokens, mixed in length as traffic is."""
+    return real_prompts(Tokenizer(demo_model.folder).encode)

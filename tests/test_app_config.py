@@ -1,0 +1,205 @@
+"""Options of the application and of `stallfree serve`: names, defaults, refusals, files."""
+
+import dataclasses
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ray.serve import Application
+from ray.serve.schema import ServeDeploySchema
+
+from deployments import app as app_module
+from deployments.app import build
+from deployments.cli.local_ray import can_listen
+from deployments.cli.main import main
+from deployments.cli.options import UsageError
+from deployments.cli.serve_file import read_options
+from deployments.config import AppArgs, app_args_from
+from worker.config import ConfigError, EngineConfig
+
+
+def test_every_engine_option_has_the_same_name_and_default_here():
+    for option in dataclasses.fields(EngineConfig):
+        assert AppArgs.model_fields[option.name].default == option.default, option.name
+    assert AppArgs().to_engine_config() == EngineConfig()
+
+
+def test_options_reach_the_engine():
+    args = AppArgs(model="m", max_num_seqs=4, max_num_batched_tokens=64, kv_cache_memory="2MiB")
+    config = args.to_engine_config()
+    assert (config.model, config.max_num_seqs, config.max_num_batched_tokens) == ("m", 4, 64)
+    assert config.kv_cache_memory == 2 * 2**20
+
+
+def test_text_values_of_serve_run_are_taken_as_numbers():
+    assert app_args_from({"num_workers": "2", "max_num_seqs": "8", "trust_remote_code": "false"}) == AppArgs(
+        num_workers=2, max_num_seqs=8
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "option", "words"),
+    [
+        ({"max_num_sequences": 4}, "max_num_sequences", "no such option"),
+        ({"num_workers": 0}, "num_workers", "greater than or equal to 1"),
+        ({"num_workers": "many"}, "num_workers", "integer"),
+        ({"metrics_port": 70000}, "metrics_port", "65535"),
+        ({"stall_timeout_s": 0}, "stall_timeout_s", "greater than"),
+        ({"max_num_seqs": 0}, "max_num_seqs", "at least 1"),
+        ({"max_model_len": -5}, "max_model_len", "-5"),
+        ({"block_size": 0}, "block_size", "at least 1"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "max_num_batched_tokens", "16"),
+        ({"scheduler_policy": "fastest"}, "scheduler_policy", "fastest"),
+        ({"preemption_mode": "auto"}, "preemption_mode", "not available"),
+        ({"kv_cache_memory": "lots"}, "kv_cache_memory", "lots"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size", "not available"),
+        ({"enable_lora": True}, "enable_lora", "not available"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_its_name(values: dict[str, object], option: str, words: str):
+    with pytest.raises(ConfigError, match=words) as caught:
+        app_args_from(dict(values))
+    assert caught.value.option == option
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({}, "demo"),
+        ({"model": "owner/model"}, "owner/model"),
+        ({"model": "/srv/models/mine"}, "mine"),
+        ({"model": "./mine"}, "mine"),
+        ({"model": "/srv/models/mine", "served_model_name": "ours"}, "ours"),
+    ],
+)
+def test_clients_see_a_name_and_no_path(values: dict[str, str], name: str):
+    assert AppArgs(**values).model_name == name
+
+
+def test_build_wires_the_same_application_each_time():
+    first, second = (build(AppArgs(num_workers=3)) for _ in range(2))
+    ingress, workers = _deployments(first)
+    assert (ingress.name, workers.name) == (app_module.INGRESS_NAME, app_module.WORKER_NAME)
+    assert workers.num_replicas == 3
+    assert workers.ray_actor_options["num_cpus"] == app_module.NUM_CPUS_PER_REPLICA
+    assert "num_gpus" not in workers.ray_actor_options
+    for one, other in zip(_deployments(first), _deployments(second), strict=True):
+        assert one.ray_actor_options == other.ray_actor_options
+        assert one.init_args[-1] == other.init_args[-1]
+
+
+def test_a_worker_on_cuda_takes_a_gpu_and_the_ingress_none():
+    ingress, workers = _deployments(build(AppArgs(device="cuda")))
+    assert workers.ray_actor_options["num_gpus"] == 1
+    assert "num_gpus" not in ingress.ray_actor_options
+
+
+def _deployments(application: Application) -> list:
+    ingress = application._bound_deployment
+    return [ingress, ingress.init_args[0]._bound_deployment]
+
+
+def test_the_module_offers_an_application_with_all_defaults():
+    assert isinstance(app_module.app, Application)
+    with pytest.raises(AttributeError):
+        _ = app_module.application
+
+
+def test_what_parses_options_and_what_serve_imports_load_no_torch():
+    modules = "deployments.config, deployments.cli.serve, deployments.router, deployments.worker_replica"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert loaded.stdout.strip() == "False", loaded.stderr
+
+
+SERVE_CONFIG = """\
+http_options: {host: 127.0.0.1, port: 8011}
+applications:
+- name: stallfree
+  route_prefix: /
+  import_path: deployments.app:build
+  args: {model: demo, num_workers: 2, max_num_seqs: 8}
+"""
+
+
+def test_a_serve_config_and_plain_options_say_the_same(tmp_path: Path):
+    serve_style, plain = tmp_path / "serve.yaml", tmp_path / "plain.yaml"
+    serve_style.write_text(SERVE_CONFIG)
+    plain.write_text("host: 127.0.0.1\nport: 8011\nmodel: demo\nnum-workers: 2\nmax_num_seqs: 8\n")
+    assert read_options(serve_style) == read_options(plain)
+    assert read_options(plain)["num_workers"] == 2
+
+
+def test_the_serve_config_is_one_that_serve_takes(tmp_path: Path):
+    import yaml
+
+    ServeDeploySchema.model_validate(yaml.safe_load(SERVE_CONFIG))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- 1\n- 2\n", "by name"),
+        ("a: [1\n", "no YAML"),
+        ("applications: []\n", "exactly one"),
+        ("applications: [{import_path: other.app:build}]\n", "deployments.app:build"),
+        (SERVE_CONFIG + "  deployments: [{name: Worker}]\n", "deployments"),
+    ],
+)
+def test_a_file_that_holds_no_options_is_refused(tmp_path: Path, text: str, words: str):
+    path = tmp_path / "options.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        read_options(path)
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path):
+    (tmp_path / "empty.yaml").write_text("# nothing yet\n")
+    assert read_options(tmp_path / "empty.yaml") == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--max-num-seqs", "0"], "--max-num-seqs: must be at least 1"),
+        (["--max-num-seqs", "some"], "--max-num-seqs: must be a whole number"),
+        (["--num-workers", "0"], "--num-workers"),
+        (["--port", "0"], "--port"),
+        (["--metrics-port", "-1"], "--metrics-port"),
+        (["--config", "/no/such/file.yaml"], "--config"),
+        (["--chat-template", "/no/such/template"], "--chat-template"),
+        (["--model", "/no/such/folder"], "--model"),
+        (["--max-num-batched-tokens", "4", "--max-num-seqs", "8"], "--max-num-batched-tokens"),
+        (["--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_serve_refuses_by_the_options_name_before_ray_starts(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+):
+    import ray
+
+    assert main(["serve", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert words in output.err.splitlines()[-1]
+    assert not ray.is_initialized()
+
+
+def test_the_command_line_goes_before_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "options.yaml"
+    path.write_text("model: /no/such/folder\nmax_num_seqs: 4\nblock_size: 0\n")
+    assert main(["serve", "--config", str(path)]) == 2
+    assert "--block-size" in capsys.readouterr().err
+    assert main(["serve", "--config", str(path), "--block-size", "16"]) == 2
+    assert "--model: there is no folder /no/such/folder" in capsys.readouterr().err
+
+
+def test_a_taken_port_is_seen_and_a_free_one_too():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        assert not can_listen("127.0.0.1", port)
+    assert can_listen("127.0.0.1", port)

@@ -1,0 +1,285 @@
+"""Requests: what is refused, by which field's name, and what counts as not set."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from deployments.protocol.errors import ApiError
+from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.protocol.sampling import sampling_params
+from worker.types import SamplingParams
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest.parse({"model": "m", "messages": MESSAGES, **fields})
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.parse({"model": "m", "prompt": "hi", **fields})
+
+
+def params(request: GenerationRequest, num_prompt_tokens: int = 10, **defaults: Any) -> SamplingParams:
+    return sampling_params(
+        request,
+        num_prompt_tokens=num_prompt_tokens,
+        prompt_param="prompt",
+        max_model_len=100,
+        vocab_size=1000,
+        generation_defaults=defaults,
+    )
+
+
+WRONG_FOR_BOTH: list[tuple[str, Any]] = [
+    ("model", 5),
+    ("model", None),
+    *(("max_tokens", value) for value in (0, -5, 1.5, "5", True, [], {})),
+    *(("temperature", value) for value in (-0.1, 999999, "1", True, float("nan"), float("inf"), [1])),
+    *(("top_p", value) for value in (-1, 1.1, "1", float("nan"))),
+    *(("top_k", value) for value in (-2, 1.5, "1", 2**40)),
+    *(("min_p", value) for value in (-0.1, 1.1)),
+    *(("seed", value) for value in (1.5, "1", 2**63, -(2**63) - 1)),
+    *(("stop", value) for value in (5, {}, [5], [""], ["a", ""], ["a"] * 17, ["a" * 2000])),
+    *(("stop_token_ids", value) for value in (5, "5", ["5"], [1.5])),
+    *(("min_tokens", value) for value in (-1, "1")),
+    *(("presence_penalty", value) for value in (-2.1, 2.1, "0")),
+    *(("frequency_penalty", value) for value in (-2.1, 2.1)),
+    *(("repetition_penalty", value) for value in (0, -1, 11, float("nan"))),
+    *(("logit_bias", value) for value in (5, "x", [1], {"AI": -100}, {"1": "x"}, {"1": 1e9}, {"-1": 5}, {"1.0": 5})),
+    *(("n", value) for value in (0, -1, 2, 1000000, "1", 1.5)),
+    *(("best_of", value) for value in (2, 1000000, True)),
+    *(("stream", value) for value in ("true", 1, [])),
+    *(("stream_options", value) for value in (5, [], "x", {"include_usage": True}, {"include_usage": 1})),
+    ("ignore_eos", "yes"),
+    ("user", 5),
+    ("use_beam_search", True),
+    *(("response_format", value) for value in ({"type": "json_object"}, {"type": "json_schema"}, 5, [])),
+    *(("tools", value) for value in (5, "x", [{"type": "function"}])),
+    ("tool_choice", "required"),
+    ("functions", [{}]),
+    ("suffix", "x"),
+]
+WRONG_FOR_COMPLETION: list[tuple[str, Any]] = [
+    *(("prompt", value) for value in (None, 5, {}, [1.5], [True], [1, "a"], [None], [["a"]], [[1, True]])),
+    *(("logprobs", value) for value in (-1, 21, "1", True)),
+    ("echo", "yes"),
+]
+WRONG_FOR_CHAT: list[tuple[str, Any]] = [
+    *(("messages", value) for value in (None, 5, "x", {}, [])),
+    *(("logprobs", value) for value in (1, "true")),
+    *(("top_logprobs", value) for value in (-1, 21, "1")),
+    *(("max_completion_tokens", value) for value in (0, -1, "5")),
+]
+
+
+def param_of(body: dict[str, Any], kind: type[GenerationRequest]) -> str:
+    with pytest.raises(ApiError) as caught:
+        kind.parse(body)
+    assert caught.value.status == 400
+    error = caught.value.body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] in error["message"]
+    return error["param"]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG_FOR_BOTH + WRONG_FOR_COMPLETION)
+def test_a_wrong_value_in_a_completion_is_refused_by_the_fields_name(field: str, value: Any) -> None:
+    param = param_of({"model": "m", "prompt": "hi", field: value}, CompletionRequest)
+    assert param.split("[")[0].split(".")[0] == field
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG_FOR_BOTH + WRONG_FOR_CHAT)
+def test_a_wrong_value_in_a_chat_is_refused_by_the_fields_name(field: str, value: Any) -> None:
+    param = param_of({"model": "m", "messages": MESSAGES, field: value}, ChatRequest)
+    assert param.split("[")[0].split(".")[0] == field
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (5, "messages[1]"),
+        ({"role": "user"}, "messages[1].content"),
+        ({"content": "x"}, "messages[1].role"),
+        ({"role": "root", "content": "x"}, "messages[1].role"),
+        ({"role": "user", "content": None}, "messages[1].content"),
+        ({"role": "user", "content": 5}, "messages[1].content"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content"),
+        ({"role": "user", "content": ["x"]}, "messages[1].content"),
+    ],
+)
+def test_a_wrong_message_is_refused_by_its_place(message: Any, param: str) -> None:
+    assert param_of({"model": "m", "messages": [*MESSAGES, message]}, ChatRequest) == param
+
+
+def test_errors_never_quote_what_the_client_wrote() -> None:
+    for value in ({"role": "user", "content": {"secret": 1}}, {"role": "secret", "content": "secret"}, "secret"):
+        with pytest.raises(ApiError) as caught:
+            chat(messages=[value])
+        assert "secret" not in json.dumps(caught.value.body)
+
+
+OPTIONAL = [name for name in ChatRequest.model_fields | CompletionRequest.model_fields if name not in ("model",)]
+
+
+@pytest.mark.parametrize("field", [name for name in OPTIONAL if name not in ("prompt", "messages")])
+def test_null_means_the_default(field: str) -> None:
+    assert params(chat(**{field: None}, seed=1) if field != "seed" else chat(seed=None)).max_tokens == 90
+    assert completion(**{field: None}) == completion()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logit_bias", {}),
+        ("logit_bias", []),
+        ("stop", ""),
+        ("stop", []),
+        ("stop_token_ids", []),
+        ("tools", []),
+        ("tool_choice", "auto"),
+        ("tool_choice", "none"),
+        ("functions", []),
+        ("response_format", {"type": "text"}),
+        ("suffix", ""),
+        ("best_of", 1),
+        ("n", 1),
+        ("use_beam_search", False),
+        ("stream_options", {}),
+        ("user", ""),
+    ],
+)
+def test_what_clients_send_for_unset_is_unset(field: str, value: Any) -> None:
+    request = params(completion(**{field: value}, seed=1))
+    assert request == params(completion(seed=1))
+
+
+def test_text_parts_are_the_same_as_the_joined_string() -> None:
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    request = chat(messages=[{"role": "system", "content": parts}, {"role": "user", "content": parts}])
+    assert [message.content for message in request.messages] == ["one two", "one two"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        ("", [""]),
+        ([1, 2], [[1, 2]]),
+        (["a", "b"], ["a", "b"]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        (["a", [1]], ["a", [1]]),
+        ([], []),
+        ([[]], [[]]),
+    ],
+)
+def test_every_form_of_prompt_is_a_list_of_prompts(prompt: Any, prompts: list[Any]) -> None:
+    assert completion(prompt=prompt).prompt == prompts
+
+
+def test_unknown_fields_are_named_in_one_warning_without_their_values(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        chat(flavour="secret", **{"odd\nname": 1})
+    assert len(caplog.records) == 1
+    assert "flavour" in caplog.text
+    assert "odd\\nname" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_known_fields_log_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        chat(temperature=1, user="me", tools=[])
+    assert not caplog.records
+
+
+def test_max_completion_tokens_wins() -> None:
+    assert params(chat(max_completion_tokens=3)).max_tokens == 3
+    assert params(chat(max_completion_tokens=3, max_tokens=7)).max_tokens == 3
+    assert params(chat(max_completion_tokens=None, max_tokens=7)).max_tokens == 7
+
+
+def test_without_a_limit_the_answer_may_fill_the_context() -> None:
+    assert params(completion(), num_prompt_tokens=40).max_tokens == 60
+
+
+def test_a_prompt_one_below_the_context_gets_exactly_one_token() -> None:
+    assert params(completion(), num_prompt_tokens=99).max_tokens == 1
+    assert params(completion(max_tokens=1), num_prompt_tokens=99).max_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "fields", "param"),
+    [
+        (100, {}, "prompt"),
+        (101, {"max_tokens": 1}, "prompt"),
+        (99, {"max_tokens": 2}, "max_tokens"),
+        (10, {"max_tokens": 91}, "max_tokens"),
+        (10, {"max_completion_tokens": 91, "max_tokens": 1}, "max_completion_tokens"),
+    ],
+)
+def test_what_the_context_cannot_hold_is_refused_with_the_numbers(
+    num_prompt_tokens: int, fields: dict[str, int], param: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        params(chat(**fields), num_prompt_tokens=num_prompt_tokens)
+    error = caught.value
+    assert (error.status, error.code, error.param) == (400, "context_length_exceeded", param)
+    assert "100 tokens" in error.message
+    assert f"{num_prompt_tokens} tokens" in error.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop_token_ids", [1000]),
+        ("stop_token_ids", [-1]),
+        ("logit_bias", {"1000": 5}),
+        ("logit_bias", {"999999": 5}),
+        ("min_tokens", 91),
+    ],
+)
+def test_what_the_model_does_not_have_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        params(completion(**{field: value}))
+    assert (caught.value.status, caught.value.param) == (400, field)
+
+
+def test_the_models_own_defaults_apply_where_the_field_is_absent() -> None:
+    defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.1}
+    ours = params(completion(), **defaults)
+    assert {name: getattr(ours, name) for name in defaults} == defaults
+    theirs = params(completion(temperature=0, top_k=-1, top_p=1, min_p=0, repetition_penalty=1), **defaults)
+    assert (theirs.temperature, theirs.top_k, theirs.top_p, theirs.min_p) == (0.0, 0, 1.0, 0.0)
+    assert theirs.repetition_penalty == 1.0
+    assert params(completion()).temperature == 1.0
+
+
+def test_top_p_one_is_off_and_zero_is_greedy() -> None:
+    assert params(completion(top_p=1)).top_p == 1.0
+    zero = params(completion(top_p=0, temperature=1.5))
+    assert (zero.temperature, zero.top_p) == (0.0, 1.0)
+
+
+def test_every_unseeded_request_draws_its_own_seed() -> None:
+    assert params(completion(seed=7)).seed == 7
+    assert params(completion(seed=-1)).seed >= 0
+    assert len({params(completion()).seed for _ in range(20)}) == 20
+
+
+def test_logprobs_mean_what_each_route_says() -> None:
+    assert params(completion()).logprobs is None
+    assert params(completion(logprobs=0)).logprobs == 0
+    assert params(completion(logprobs=5)).logprobs == 5
+    assert params(chat()).logprobs is None
+    assert params(chat(logprobs=False)).logprobs is None
+    assert params(chat(logprobs=True)).logprobs == 0
+    assert params(chat(logprobs=True, top_logprobs=3)).logprobs == 3
+
+
+def test_top_logprobs_without_logprobs_are_refused() -> None:
+    assert param_of({"model": "m", "messages": MESSAGES, "top_logprobs": 3}, ChatRequest) == "top_logprobs"
+    assert chat(top_logprobs=0).num_logprobs is None

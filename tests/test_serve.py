@@ -1,0 +1,297 @@
+"""The application on a real Ray cluster, with the small engine in its workers: streams, balance, failures.
+
+One cluster and one application for the whole module; the tests that kill workers come last.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.app import WORKER_NAME, build_with_engine
+from deployments.cli.local_ray import APP_NAME, RunningApp, StartError
+from deployments.config import AppArgs
+from deployments.frames import Accepted, Frame, Tokens
+from deployments.router_state import RouterState
+from deployments.serve_client import ClientTimeouts, ServeWorkerClient
+from deployments.worker_client import RequestRejectedError, WorkerFailedError
+from tests.fake_engine import DIE, HANG, HANG_S, NEVER_FITS, PID, expected_tokens
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+from worker.types import EngineRequest, SamplingParams
+
+pytestmark = pytest.mark.ray
+
+ENDLESS = 100_000
+TIMEOUTS = ClientTimeouts(accept_s=20.0, stall_s=5.0, step_s=60.0)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    running: RunningApp
+    args: AppArgs
+    url: str
+    port: int
+
+    @property
+    def worker(self) -> DeploymentHandle:
+        return serve.get_deployment_handle(WORKER_NAME, app_name=APP_NAME)
+
+    def client(self) -> ServeWorkerClient:
+        return ServeWorkerClient(self.worker, TIMEOUTS, RouterState())
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = save_tiny_tokenizer(save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama"))
+    args = AppArgs(model=str(folder), num_workers=2, metrics_port=free_port(), drain_timeout_s=2.0)
+    port = free_port()
+    running = RunningApp(None)
+    try:
+        running.start_ray()
+        running.deploy(build_with_engine(args, "tests.fake_engine:build"), "127.0.0.1", port)
+        yield Cluster(running, args, f"http://127.0.0.1:{port}", port)
+    finally:
+        running.stop_app()
+        running.stop_ray()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def request(request_id: str, prompt: list[int], max_tokens: int) -> EngineRequest:
+    return EngineRequest(request_id, prompt, SamplingParams(max_tokens=max_tokens))
+
+
+async def frames_of(client: ServeWorkerClient, asked: EngineRequest) -> list[Frame]:
+    return [frame async for frames in client.generate(asked) for frame in frames]
+
+
+async def rest_of(stream: AsyncIterator[list[Frame]]) -> list[Frame]:
+    return [frame async for frames in stream for frame in frames]
+
+
+def tokens_of(frames: list[Frame]) -> list[int]:
+    events = [event for frame in frames if isinstance(frame, Tokens) for event in frame.events]
+    return [token_id for event in events for token_id in event.token_ids]
+
+
+def gauges(cluster: Cluster, name: str) -> dict[str, float]:
+    """The series of one metric, as a scrape of the ingress sees them."""
+    text = httpx.get(f"{cluster.url}/metrics").text
+    lines = [line for line in text.splitlines() if line.startswith(name + "{")]
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> float:
+    """Seconds until it held."""
+    began_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began_s < timeout_s, f"not within {timeout_s} s"
+        time.sleep(0.05)
+    return time.monotonic() - began_s
+
+
+def body(prompt: list[int] | str, max_tokens: int, *, stream: bool = True) -> dict[str, object]:
+    return {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "stream": stream, "ignore_eos": True}
+
+
+def test_it_is_ready_and_names_its_model(cluster: Cluster):
+    assert httpx.get(f"{cluster.url}/ready").status_code == 200
+    assert httpx.get(f"{cluster.url}/health").status_code == 200
+    models = httpx.get(f"{cluster.url}/v1/models").json()
+    assert [model["id"] for model in models["data"]] == ["tiny"]
+
+
+def test_a_worker_tells_its_facts_and_answers(cluster: Cluster):
+    frames = asyncio.run(frames_of(cluster.client(), request("one", [3, 4], 12)))
+    assert isinstance(frames[0], Accepted)
+    assert tokens_of(frames) == expected_tokens([3, 4], 12)
+
+
+def test_sixty_four_streams_are_exact_and_shared_by_both_workers_twice(cluster: Cluster):
+    client = cluster.client()
+
+    async def round_(name: str) -> list[list[Frame]]:
+        asked = [request(f"{name}-{i}", [i + 1, 9], 30) for i in range(64)]
+        return await asyncio.gather(*(frames_of(client, one) for one in asked))
+
+    async def scenario() -> list[list[list[Frame]]]:
+        return [await round_("first"), await round_("second")]
+
+    for answers in asyncio.run(scenario()):
+        workers = Counter(frames[0].worker for frames in answers if isinstance(frames[0], Accepted))
+        assert sorted(workers) == [0, 1]
+        assert min(workers.values()) >= 16
+        for i, frames in enumerate(answers):
+            assert tokens_of(frames) == expected_tokens([i + 1, 9], 30)
+
+
+def test_sixty_four_http_streams_end_with_done_twice(cluster: Cluster):
+    async def one(http: httpx.AsyncClient, i: int) -> str:
+        async with http.stream("POST", "/v1/completions", json=body([i + 1, 9], 30)) as response:
+            assert response.status_code == 200
+            return "".join([text async for text in response.aiter_text()])
+
+    async def scenario() -> list[str]:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as http:
+            first = await asyncio.gather(*(one(http, i) for i in range(64)))
+            return first + await asyncio.gather(*(one(http, i) for i in range(64)))
+
+    for text in asyncio.run(scenario()):
+        assert text.rstrip().endswith("data: [DONE]")
+        assert '"finish_reason":"length"' in text
+        assert '"error"' not in text
+
+
+def test_a_closed_connection_frees_everything_within_two_seconds(cluster: Cluster):
+    def totals() -> tuple[float, float]:
+        names = ("stallfree_num_requests_running", "stallfree_kv_blocks_used")
+        running, used = (sum(gauges(cluster, name).values()) for name in names)
+        return running, used
+
+    async def leave_when_all_are_running() -> None:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as http:
+            seen = asyncio.Barrier(17)
+
+            async def one(i: int) -> None:
+                async with http.stream("POST", "/v1/completions", json=body([i + 1], 4000)) as response:
+                    # Held on to: a text iterator that is collected closes the connection.
+                    chunks = response.aiter_text()
+                    await anext(chunks)
+                    await seen.wait()
+                    await seen.wait()
+
+            async with asyncio.TaskGroup() as streams:
+                for i in range(16):
+                    streams.create_task(one(i))
+                await seen.wait()
+                await asyncio.to_thread(wait_until, lambda: totals() == (16, 16), 3.0)
+                await seen.wait()
+
+    asyncio.run(leave_when_all_are_running())
+    wait_until(lambda: totals() == (0, 0), 2.0)
+
+
+def test_cancelling_a_stream_is_seen_by_its_worker_within_half_a_second(cluster: Cluster):
+    client = cluster.client()
+
+    async def num_running(replica_id: str, name: str) -> int:
+        pinned = cluster.worker.options(method_name="generate", stream=True, _by_reference=False)
+        response = pinned.remote(request(name, [2], 3), target_replica=replica_id)
+        frames = [frame async for frames in response for frame in frames]
+        assert frames[0].replica_id == replica_id
+        return next(frame.load.num_running for frame in frames if isinstance(frame, Tokens))
+
+    async def scenario() -> tuple[int, int]:
+        stream: AsyncIterator[list[Frame]] = client.generate(request("endless", [1], ENDLESS))
+        accepted = (await anext(stream))[0]
+        assert isinstance(accepted, Accepted)
+        before = await num_running(accepted.replica_id, "probe-1")
+        await stream.aclose()
+        await asyncio.sleep(0.5)
+        return before, await num_running(accepted.replica_id, "probe-2")
+
+    assert asyncio.run(scenario()) == (2, 1)
+
+
+def test_finish_reaches_the_worker_that_holds_the_request(cluster: Cluster):
+    client = cluster.client()
+
+    async def scenario() -> list[Frame]:
+        seen: list[Frame] = []
+        async for frames in client.generate(request("stop-me", [6], ENDLESS)):
+            if not tokens_of(seen) and tokens_of(frames):
+                await client.finish("stop-me", 0, 1)
+            seen += frames
+        await client.finish("stop-me", 0, 1)
+        await client.abort("stop-me")
+        return seen
+
+    last = asyncio.run(scenario())[-1]
+    assert isinstance(last, Tokens)
+    assert last.events[-1].finish_reason == "stop"
+
+
+def test_a_request_that_can_never_fit_is_refused_and_the_next_one_served(cluster: Cluster):
+    with pytest.raises(RequestRejectedError, match="never fit"):
+        asyncio.run(frames_of(cluster.client(), request("big", [NEVER_FITS], 3)))
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body([5], 3, stream=False))
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_long_step_ends_well_and_no_worker_is_replaced(cluster: Cluster):
+    frames = asyncio.run(frames_of(cluster.client(), request("slow", [HANG], 1)))
+    assert tokens_of(frames) == expected_tokens([HANG], 1)
+    assert HANG_S > 1.0
+    assert all(up == 1.0 for up in gauges(cluster, "stallfree_worker_up").values())
+
+
+def test_metrics_agree_on_both_ports(cluster: Cluster):
+    own = httpx.get(f"http://127.0.0.1:{cluster.args.metrics_port}/metrics").text
+    for text in (own, httpx.get(f"{cluster.url}/metrics").text):
+        assert 'stallfree_worker_up{model="tiny",worker="0"} 1.0' in text
+        assert 'stallfree_worker_up{model="tiny",worker="1"} 1.0' in text
+        assert 'stallfree_requests_total{finish_reason="length",model="tiny"}' in text
+
+
+def test_a_worker_that_is_killed_ends_its_stream_with_an_error_and_is_replaced(cluster: Cluster):
+    client = cluster.client()
+
+    async def scenario() -> None:
+        stream = client.generate(request("victim", [PID], ENDLESS))
+        frames = await anext(stream)
+        while not tokens_of(frames):
+            frames += await anext(stream)
+        spared = asyncio.create_task(frames_of(client, request("spared", [8], 200)))
+        await asyncio.sleep(0.3)
+        os.kill(tokens_of(frames)[0], signal.SIGKILL)
+        with pytest.raises(WorkerFailedError):
+            await asyncio.wait_for(rest_of(stream), 5.0)
+        assert tokens_of(await spared) == expected_tokens([8], 200)
+
+    asyncio.run(scenario())
+    wait_until(lambda: num_running_workers() == 2, 20.0)
+    assert len(tokens_of(asyncio.run(frames_of(client, request("after", [2], 5))))) == 5
+
+
+def test_an_engine_that_dies_ends_http_streams_with_an_error_event_and_is_replaced(cluster: Cluster):
+    text = ""
+    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body([7], 2000), timeout=30) as response:
+        assert response.status_code == 200
+        chunks = response.iter_text()
+        text += next(chunks)
+        # Both workers, since either may run the stream.
+        for name in ("fatal-1", "fatal-2"):
+            frames = asyncio.run(frames_of(cluster.client(), request(name, [DIE], 5)))
+            assert isinstance(frames[-1], Tokens)
+            assert "told to die" in str(frames[-1].events[-1].error)
+        text += "".join(chunks)
+    assert '"error"' in text
+    assert '"finish_reason":"length"' not in text
+    # Asked at once: a request that no living worker can take waits for one.
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body([5], 3, stream=False), timeout=30)
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_start_that_fails_says_why_in_one_line(cluster: Cluster):
+    with pytest.raises(StartError, match=r"^RuntimeError: this engine cannot be built$"):
+        cluster.running.deploy(
+            build_with_engine(cluster.args, "tests.fake_engine:build_that_fails"), "127.0.0.1", cluster.port
+        )
+
+
+def num_running_workers() -> int:
+    return serve.status().applications[APP_NAME].deployments[WORKER_NAME].replica_states.get("RUNNING", 0)
