@@ -47,6 +47,9 @@ class Admission:
         if recomputed is not None and recomputed.order < group.order:
             step.record.swapped_behind = recomputed.request_id
             return WaitReason.BEHIND_RECOMPUTED
+        if (urgent := group.urgent_before()) is not None:
+            step.record.swapped_behind = urgent.request_id
+            return WaitReason.PRIORITY
         if (reason := _gate(len(group.live), group, step)) is not None:
             return reason
         num_tokens, num_reserved = swap_requests(group, self._blocks)
@@ -77,6 +80,9 @@ class Admission:
         if swapped is not None and swapped.order < group.order:
             step.record.waiting_behind = swapped.request_id
             return WaitReason.BEHIND_SWAPPED
+        if (urgent := group.urgent_before()) is not None:
+            step.record.waiting_behind = urgent.request_id
+            return WaitReason.PRIORITY
         num_tokens = max(seq.num_tokens for seq in group.live) if whole else len(group.live)
         if (reason := _gate(num_tokens, group, step)) is not None:
             return reason

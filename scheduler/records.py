@@ -14,6 +14,7 @@ class WaitReason(StrEnum):
     TOKEN_BUDGET = "token_budget"
     SEQUENCE_SLOTS = "sequence_slots"
     BLOCKS = "blocks"
+    PRIORITY = "priority"
     BEHIND_SWAPPED = "behind_swapped"
     BEHIND_RECOMPUTED = "behind_recomputed"
     PARTIAL_PREFILL_CAP = "partial_prefill_cap"

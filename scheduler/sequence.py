@@ -115,7 +115,7 @@ class SequenceGroup:
     `num_tokens_at_resume` is the known length when it last came back; None if it was never preempted.
     `num_cached_tokens` is what the prefix cache gave of the prompt; `num_findable_tokens` what was published of it
     when it was last thrown away. `num_steps_passed_over` counts the steps since its last chunk in which shorter
-    prompts went before this one.
+    prompts went before this one. `waits_for` is the more urgent group that took its place: it comes in first.
     """
 
     request_id: str
@@ -133,6 +133,7 @@ class SequenceGroup:
     num_preemptions: int = 0
     num_steps_passed_over: int = 0
     num_tokens_at_resume: int | None = None
+    waits_for: "SequenceGroup | None" = None
 
     @property
     def num_seqs(self) -> int:
@@ -164,6 +165,13 @@ class SequenceGroup:
             seq = self.live[0]
             return seq.num_computed_tokens + seq.num_in_flight_tokens < seq.prefill_end
         return any(seq.num_scheduled_tokens < seq.prefill_end for seq in self.live)
+
+    def urgent_before(self) -> "SequenceGroup | None":
+        """The group that took this one's place and is not in yet."""
+        urgent = self.waits_for
+        if urgent is not None and (urgent.is_finished or urgent.live[0].status is SequenceStatus.RUNNING):
+            urgent = self.waits_for = None
+        return urgent
 
     def set_status(self, status: SequenceStatus) -> None:
         """Give every unfinished sequence the status."""

@@ -37,6 +37,7 @@ class Urgency:
                 num_blocks += self._blocks.num_held_blocks([seq.seq_id for seq in group.live])
         if num_slots >= 0 and num_blocks >= 0:
             for victim in victims:
+                victim.waits_for = urgent
                 self._preemptor.preempt(victim, urgent, step, reason="priority")
 
     def _most_urgent(self) -> SequenceGroup | None:

@@ -57,6 +57,7 @@ class Player:
         self._scenario = scenario
         self.blocks = BlockManager(scenario.block_size, scenario.num_device_blocks, scenario.num_host_blocks)
         self.scheduler = Scheduler(scenario.config, self.blocks)
+        self.scheduler.set_rates(scenario.prefill_tokens_per_s, scenario.swap_blocks_per_s)
         self._runner = IntegerRunner(scenario.block_size, scenario.num_device_blocks, scenario.num_host_blocks)
         self._checker = StepChecker(self.scheduler, self.blocks)
         self._groups: dict[str, SequenceGroup] = {}

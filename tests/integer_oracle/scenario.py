@@ -32,6 +32,8 @@ class Scenario:
     arrivals: list[Arrival]
     num_steps_in_flight: int = 1
     has_prefix_cache: bool = False
+    prefill_tokens_per_s: float = 100.0
+    swap_blocks_per_s: float = 100.0
 
 
 def random_scenario(
@@ -68,6 +70,7 @@ def random_scenario(
         arrivals,
         num_steps_in_flight=rng.choice([1, 1, 2]),
         has_prefix_cache=rng.random() < 0.5,
+        swap_blocks_per_s=rng.choice([20.0, 1000.0]),
     )
 
 

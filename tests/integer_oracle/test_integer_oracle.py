@@ -37,8 +37,8 @@ def test_every_request_gets_exactly_its_solo_tokens(
         total.num_refused += played.num_refused
         total.num_hit_blocks += played.num_hit_blocks
         total.num_copied_blocks += played.num_copied_blocks
-    assert total.num_recomputes > 50
-    assert (total.num_swaps > 50) == (mode is not PreemptionMode.RECOMPUTE)
+    assert total.num_recomputes > 20
+    assert (total.num_swaps > 20) == (mode is not PreemptionMode.RECOMPUTE)
     assert total.num_refused > 0
     assert total.num_hit_blocks > 100
     assert total.num_copied_blocks > 100
