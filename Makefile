@@ -5,10 +5,10 @@ BIN := .venv/bin
 SET_UP := .venv/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve test test-slow oracle lint bench
+.PHONY: help setup model demo serve test test-slow oracle lint bench bench-scheduler
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(SET_UP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; name one with make PYTHON=..." if sys.version_info < (3, 11) else 0)'
@@ -42,3 +42,6 @@ oracle: model  ## the whole model oracle against plain Transformers, with its co
 
 bench: model  ## the gap that a long prompt makes, chunked and not, side by side
 	@$(BIN)/python benchmarks/long_prompt_gap.py
+
+bench-scheduler: $(SET_UP)  ## what one scheduler step costs for each running answer, in microseconds
+	@$(BIN)/python -m benchmarks.bench_scheduler

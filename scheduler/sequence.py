@@ -20,12 +20,9 @@ class SequenceStatus(Enum):
     FINISHED_ABORTED = "abort"
     FINISHED_IGNORED = "error"
 
-    @property
-    def is_finished(self) -> bool:
-        return self not in _UNFINISHED
-
-
-_UNFINISHED = frozenset({SequenceStatus.WAITING, SequenceStatus.RUNNING, SequenceStatus.SWAPPED})
+    def __init__(self, value: str) -> None:
+        # Kept with the member: it is asked for every sequence in every step.
+        self.is_finished = value not in ("waiting", "running", "swapped")
 
 
 @dataclass(frozen=True, slots=True)
