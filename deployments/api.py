@@ -15,7 +15,7 @@ from deployments.answer_meter import ApiMetrics
 from deployments.api_service import ApiService, ApiSettings, Job
 from deployments.disconnects import ClientGoneError, EventStream, unless_disconnected
 from deployments.event_stream import events
-from deployments.protocol.body import read_json_object
+from deployments.protocol.body import read_request
 from deployments.protocol.errors import ApiError, error_body, model_not_found
 from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.protocol.responses import Envelope, Usage, model_object
@@ -71,7 +71,7 @@ def create_api() -> FastAPI:
     async def completions(request: Request) -> Response:
         arrival_s = time.monotonic()
         service = _service(request)
-        body = CompletionRequest.parse(await read_json_object(request, service.settings.max_body_bytes))
+        body = await read_request(request, CompletionRequest, service.settings.max_body_bytes)
         jobs = await service.completion_jobs(body, arrival_s)
         rendering = CompletionRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
         return await _answer(request, service, body, jobs, rendering)
@@ -80,7 +80,7 @@ def create_api() -> FastAPI:
     async def chat_completions(request: Request) -> Response:
         arrival_s = time.monotonic()
         service = _service(request)
-        body = ChatRequest.parse(await read_json_object(request, service.settings.max_body_bytes))
+        body = await read_request(request, ChatRequest, service.settings.max_body_bytes)
         jobs = await service.chat_jobs(body, arrival_s)
         rendering = ChatRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
         return await _answer(request, service, body, jobs, rendering)

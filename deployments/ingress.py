@@ -21,6 +21,7 @@ from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
 from deployments.model_facts import ModelFacts
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
+from deployments.worker_service import WorkerDeadError
 from monitoring.ingress_metrics import IngressMetrics
 from monitoring.metrics_actor import get_or_create
 from worker.text import Tokenizer
@@ -28,7 +29,8 @@ from worker.weights import resolve_model
 
 logger = logging.getLogger(__name__)
 
-_READY_TIMEOUT_S = 2.0
+_READY_TIMEOUT_S = 1.0
+_READY_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +83,18 @@ class Ingress:
         return api
 
     async def _is_ready(self) -> bool:
-        """Whether a worker answers now."""
-        response = self._describe.remote()
-        try:
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                await response
-        except (RayError, RayServeException, TimeoutError) as error:
-            logger.warning("not ready: no worker answers: %r", error)
-            return False
-        finally:
-            response.cancel()  # type: ignore[no-untyped-call]
-        return True
+        """Whether a worker answers now. The router sends each try to another one."""
+        for _ in range(_READY_TRIES):
+            response = self._describe.remote()
+            try:
+                async with asyncio.timeout(_READY_TIMEOUT_S):
+                    await response
+                return True
+            except (RayError, RayServeException, WorkerDeadError, TimeoutError) as error:
+                logger.warning("a worker does not answer: %r", error)
+            finally:
+                response.cancel()  # type: ignore[no-untyped-call]
+        return False
 
     async def _metrics_text(self) -> str:
         """All metrics of the application; those of this replica as they are now."""

@@ -17,11 +17,12 @@ from worker.types import EngineRequest
 #: the key of a worker's static facts, as the replica records them for its router
 BLOCK_SIZE_KEY = "block_size"
 
-Score = tuple[bool, float, int]
+Score = tuple[bool, bool, float, int]
 
 
 class LoadRouter(RequestRouter):
     """Least work first, each replica a rank of its own (within a rank Serve would choose by its own count).
+    Calls that are no requests go round.
 
     A call with `target_replica` goes to that replica while it lives; it is then idempotent and harmless elsewhere.
     """
@@ -44,10 +45,13 @@ class LoadRouter(RequestRouter):
             if replica.replica_id.unique_id == target:
                 return [[replica]]
         request = _request_of(pending_request)
-        num_tokens = 0 if request is None else _num_known_tokens(request)
-        ranked = sorted(candidate_replicas, key=lambda replica: self._score(replica, num_tokens))
-        if request is not None:
-            self._book(request, ranked[0].replica_id.unique_id, candidate_replicas)
+        if request is None:
+            ranked = sorted(candidate_replicas, key=self._turn_of)
+        else:
+            num_tokens = _num_known_tokens(request)
+            ranked = sorted(candidate_replicas, key=lambda replica: self._score(replica, num_tokens))
+            router_state.ROUTER_STATE.book(request.request_id, ranked[0].replica_id.unique_id, num_tokens)
+        self._take_turn(ranked)
         return [[replica] for replica in ranked]
 
     def on_request_routed(
@@ -58,18 +62,19 @@ class LoadRouter(RequestRouter):
         if request is not None:
             router_state.ROUTER_STATE.book(request.request_id, replica_id.unique_id, _num_known_tokens(request))
 
-    def _book(self, request: EngineRequest, replica_id: str, candidates: list[RunningReplica]) -> None:
-        router_state.ROUTER_STATE.book(request.request_id, replica_id, _num_known_tokens(request))
+    def _take_turn(self, ranked: list[RunningReplica]) -> None:
         self._turn += 1
-        self._last_turn[replica_id] = self._turn
-        if len(self._last_turn) > len(candidates):
-            living = {candidate.replica_id.unique_id for candidate in candidates}
+        self._last_turn[ranked[0].replica_id.unique_id] = self._turn
+        if len(self._last_turn) > len(ranked):
+            living = {replica.replica_id.unique_id for replica in ranked}
             self._last_turn = {key: turn for key, turn in self._last_turn.items() if key in living}
 
+    def _turn_of(self, replica: RunningReplica) -> int:
+        return self._last_turn.get(replica.replica_id.unique_id, 0)
+
     def _score(self, replica: RunningReplica, num_tokens: int) -> Score:
-        """Lower is better: lacks room for the prompt, then work in tokens, then whose turn is longest ago."""
-        replica_id = replica.replica_id.unique_id
-        work = router_state.ROUTER_STATE.work(replica_id)
+        """Lower is better: silent or not, room for the prompt or not, work in tokens, whose turn is longest ago."""
+        work = router_state.ROUTER_STATE.work(replica.replica_id.unique_id)
         num_queued_tokens = work.num_booked_tokens
         num_requests = work.num_booked_requests
         lacks_room = False
@@ -80,7 +85,7 @@ class LoadRouter(RequestRouter):
             room_tokens = work.load.num_free_blocks * block_size
             lacks_room = block_size > 0 and room_tokens < work.num_booked_tokens + num_tokens
         cost = num_queued_tokens + num_requests * self._decode_cost_tokens
-        return lacks_room, cost, self._last_turn.get(replica_id, 0)
+        return work.is_suspect, lacks_room, cost, self._turn_of(replica)
 
 
 def _request_of(pending_request: PendingRequest) -> EngineRequest | None:

@@ -6,18 +6,27 @@ It knows neither Serve nor the scoring.
 """
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from worker.types import EngineLoad
 
+#: Serve's health checks find a worker that hangs in about this time; one that does not hang gets work again
+SUSPICION_S = 15.0
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaWork:
-    """A replica's work as seen from here: its newest report and the bookings that the report cannot hold yet."""
+    """A replica's work as seen from here: its newest report and the bookings that the report cannot hold yet.
+
+    `is_suspect`: it kept a stream waiting too long a short while ago, and has not reported since.
+    """
 
     load: EngineLoad | None = None
     num_booked_requests: int = 0
     num_booked_tokens: int = 0
+    is_suspect: bool = False
 
 
 @dataclass(slots=True)
@@ -35,8 +44,10 @@ class RouterState:
     would be believed for ever, so the last stream takes it along.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
+        self._suspect_since_s: dict[str, float] = {}
         self._replicas: dict[str, _Replica] = {}
         self._replica_of: dict[str, str | None] = {}
 
@@ -62,6 +73,7 @@ class RouterState:
             replica = self._replicas.get(replica_id)
             if replica is None or request_id not in replica.open_request_ids:
                 return
+            self._suspect_since_s.pop(replica_id, None)
             replica.load = load
             replica.bookings.pop(request_id, None)
 
@@ -71,12 +83,23 @@ class RouterState:
             self._leave(request_id)
             self._replica_of.pop(request_id, None)
 
+    def suspect(self, request_id: str) -> None:
+        """The replica to which `request_id` went is silent: others are asked first for a while."""
+        with self._lock:
+            replica_id = self._replica_of.get(request_id)
+            now = self._clock()
+            recent = {key: since for key, since in self._suspect_since_s.items() if now - since < SUSPICION_S}
+            self._suspect_since_s = recent if replica_id is None else {**recent, replica_id: now}
+
     def work(self, replica_id: str) -> ReplicaWork:
         with self._lock:
+            since_s = self._suspect_since_s.get(replica_id)
+            is_suspect = since_s is not None and self._clock() - since_s < SUSPICION_S
             replica = self._replicas.get(replica_id)
             if replica is None:
-                return ReplicaWork()
-            return ReplicaWork(replica.load, len(replica.bookings), sum(replica.bookings.values()))
+                return ReplicaWork(is_suspect=is_suspect)
+            bookings = replica.bookings
+            return ReplicaWork(replica.load, len(bookings), sum(bookings.values()), is_suspect)
 
     @property
     def num_open_requests(self) -> int:

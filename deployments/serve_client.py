@@ -86,8 +86,8 @@ class ServeWorkerClient:
     async def _until_accepted(
         self, request: EngineRequest
     ) -> tuple[DeploymentResponseGenerator[list[Frame]], list[Frame]]:
-        """The stream and its first frames. A worker that fails before it took the request in has promised nothing:
-        another one is asked, or its successor."""
+        """The stream and its first frames. A worker that fails, or is silent, before it took the request in has
+        promised nothing: another one is asked, or its successor."""
         timeout_s = self._timeouts.accept_s
         failure: Exception | None = None
         try:
@@ -96,9 +96,14 @@ class ServeWorkerClient:
                     # Ray types the call as either kind of response; a handle with stream=True gives this one.
                     response = cast("DeploymentResponseGenerator[list[Frame]]", self._generate.remote(request))
                     try:
-                        return response, await anext(response)
+                        async with asyncio.timeout(self._timeouts.stall_s):
+                            return response, await anext(response)
                     except (RayActorError, WorkerDeadError) as error:
                         failure = error
+                        _cancel(response)
+                    except TimeoutError as error:
+                        failure = error
+                        self._state.suspect(request.request_id)
                         _cancel(response)
                     except BaseException:
                         _cancel(response)
@@ -125,6 +130,7 @@ class ServeWorkerClient:
             return None
         except TimeoutError:
             logger.error("worker %s sent nothing for %g s", replica_id, timeout_s)
+            self._state.suspect(request_id)
             raise WorkerFailedError(f"the worker sent no sign of life for {timeout_s:g} s") from None
         except RayActorError as error:
             logger.error("worker %s died: %s", replica_id, error)

@@ -85,6 +85,8 @@ class WorkerReplica:
         self._service.abort(request_id)
 
     async def describe(self) -> ModelFacts:
+        """Raises `WorkerDeadError` where requests would not be served."""
+        self._service.check_health()
         return self._facts
 
     def record_replica_metadata(self) -> dict[str, Any]:

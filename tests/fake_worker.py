@@ -2,7 +2,7 @@
 of what it was told."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 from deployments.frames import Accepted, Frame, Heartbeat, Tokens
@@ -15,8 +15,8 @@ LOAD = EngineLoad(
 
 @dataclass
 class FakeWorker:
-    """`answer_ids` are produced one a frame (`None`: a list for each prompt in `answers`), then `stop_token_id`
-    unless EOS is ignored. `error` is raised, or `engine_error` reported, after `fail_after` tokens."""
+    """`answer_ids` are produced `tokens_per_frame` a frame, then `stop_token_id` unless EOS is ignored; again
+    and again if `is_endless`. `error` is raised, or `engine_error` reported, after `fail_after` tokens."""
 
     answer_ids: list[int] = field(default_factory=list)
     stop_token_id: int | None = None
@@ -57,26 +57,26 @@ class FakeWorker:
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
-    def _events(self, request: EngineRequest) -> list[TokenEvent]:
+    def _events(self, request: EngineRequest) -> Iterator[TokenEvent]:
+        """One by one: an endless answer is not made beforehand."""
         token_ids = list(self.answer_ids)
         if self.stop_token_id is not None and not request.params.ignore_eos:
             token_ids.append(self.stop_token_id)
-        if self.is_endless:
-            token_ids *= 1000
-        token_ids = token_ids[: request.params.max_tokens]
+        limit = request.params.max_tokens
+        num_tokens = limit if self.is_endless else min(limit, len(token_ids))
         is_failing = self.error is not None or self.engine_error is not None
         if is_failing:
-            token_ids = token_ids[: self.fail_after]
-        events = []
-        for start in range(0, len(token_ids), self.tokens_per_frame):
-            piece = token_ids[start : start + self.tokens_per_frame]
-            events.append(TokenEvent(request.request_id, 0, piece, self._logprobs(request, piece)))
+            num_tokens = min(num_tokens, self.fail_after)
+        for start in range(0, num_tokens, self.tokens_per_frame):
+            end = min(start + self.tokens_per_frame, num_tokens)
+            piece = [token_ids[position % len(token_ids)] for position in range(start, end)]
+            event = TokenEvent(request.request_id, 0, piece, self._logprobs(request, piece))
+            if end == num_tokens and not is_failing:
+                is_stop = piece[-1] in {self.stop_token_id, *request.params.stop_token_ids}
+                event.finish_reason = "stop" if is_stop else "length"
+            yield event
         if self.engine_error is not None:
-            events.append(TokenEvent(request.request_id, 0, [], None, "error", self.engine_error))
-        elif not is_failing:
-            is_stop = bool(token_ids) and token_ids[-1] in {self.stop_token_id, *request.params.stop_token_ids}
-            events[-1].finish_reason = "stop" if is_stop else "length"
-        return events
+            yield TokenEvent(request.request_id, 0, [], None, "error", self.engine_error)
 
     def _logprobs(self, request: EngineRequest, token_ids: list[int]) -> list[TokenLogprobs] | None:
         num_alternatives = request.params.logprobs

@@ -12,9 +12,9 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments import app as app_module
 from deployments.app import build
-from deployments.cli.local_ray import can_listen
 from deployments.cli.main import main
 from deployments.cli.options import UsageError
+from deployments.cli.ports import can_listen
 from deployments.cli.serve_file import read_options
 from deployments.config import AppArgs, app_args_from
 from worker.config import ConfigError, EngineConfig
@@ -168,6 +168,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path):
         (["--num-workers", "0"], "--num-workers"),
         (["--port", "0"], "--port"),
         (["--metrics-port", "-1"], "--metrics-port"),
+        (["--host", "host.invalid"], "--host"),
         (["--config", "/no/such/file.yaml"], "--config"),
         (["--chat-template", "/no/such/template"], "--chat-template"),
         (["--model", "/no/such/folder"], "--model"),

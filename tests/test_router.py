@@ -130,9 +130,10 @@ def test_every_choice_asks_serve_to_back_off(router: LoadRouter, state: RouterSt
     assert asked.routing_context.should_backoff
 
 
-def test_calls_that_are_no_requests_are_routed_and_not_booked(router: LoadRouter, state: RouterState):
+def test_calls_that_are_no_requests_go_round_and_are_not_booked(router: LoadRouter, state: RouterState):
     asked = SimpleNamespace(args=[], kwargs={}, routing_context=SimpleNamespace(should_backoff=False))
-    assert len(chosen(router, [Replica("a"), Replica("b")], asked)) == 2
+    firsts = [chosen(router, [Replica("a"), Replica("b")], asked)[0] for _ in range(4)]
+    assert firsts in (["a", "b"] * 2, ["b", "a"] * 2)
     assert state.work("a") == state.work("b") == ReplicaWork()
 
 
@@ -189,3 +190,27 @@ def test_the_class_that_serve_rebuilds_from_bytes_reads_the_same_registry(state:
     state.open("x")
     first = chosen(router, [Replica("a"), Replica("b")], pending("x", num_tokens=7))[0]
     assert state.work(first) == ReplicaWork(None, 1, 7)
+
+
+def test_a_silent_replica_comes_last_until_it_reports_or_time_has_passed(
+    router: LoadRouter, monkeypatch: pytest.MonkeyPatch
+):
+    now_s = 100.0
+    state = RouterState(clock=lambda: now_s)
+    monkeypatch.setattr(router_state, "ROUTER_STATE", state)
+    replicas = [Replica("a"), Replica("b")]
+    for request_id, replica_id in (("busy", "b"), ("silent", "a")):
+        state.open(request_id)
+        state.book(request_id, replica_id, 1)
+    state.report("busy", "b", load(running=50))
+    state.suspect("silent")
+    state.open("new")
+    assert chosen(router, replicas, pending("new"))[0] == "b"
+
+    state.report("silent", "a", load())
+    assert chosen(router, replicas, pending("new"))[0] == "a"
+
+    state.suspect("silent")
+    assert chosen(router, replicas, pending("new"))[0] == "b"
+    now_s += router_state.SUSPICION_S
+    assert chosen(router, replicas, pending("new"))[0] == "a"

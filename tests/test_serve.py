@@ -21,7 +21,7 @@ from deployments.app import WORKER_NAME, build_with_engine
 from deployments.cli.local_ray import APP_NAME, RunningApp, StartError
 from deployments.config import AppArgs
 from deployments.frames import Accepted, Frame, Tokens
-from deployments.router_state import RouterState
+from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
 from deployments.worker_client import RequestRejectedError, WorkerFailedError
 from tests.fake_engine import DIE, HANG, HANG_S, NEVER_FITS, PID, expected_tokens
@@ -47,7 +47,7 @@ class Cluster:
         return serve.get_deployment_handle(WORKER_NAME, app_name=APP_NAME)
 
     def client(self) -> ServeWorkerClient:
-        return ServeWorkerClient(self.worker, TIMEOUTS, RouterState())
+        return ServeWorkerClient(self.worker, TIMEOUTS, ROUTER_STATE)
 
 
 @pytest.fixture(scope="module")
@@ -284,6 +284,30 @@ def test_an_engine_that_dies_ends_http_streams_with_an_error_event_and_is_replac
     # Asked at once: a request that no living worker can take waits for one.
     answer = httpx.post(f"{cluster.url}/v1/completions", json=body([5], 3, stream=False), timeout=30)
     assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_frozen_worker_fails_its_stream_and_others_take_what_comes(cluster: Cluster):
+    wait_until(lambda: num_running_workers() == 2, 20.0)
+    client = ServeWorkerClient(cluster.worker, ClientTimeouts(accept_s=10, stall_s=1, step_s=60), ROUTER_STATE)
+
+    async def scenario() -> list[list[Frame]]:
+        stream = client.generate(request("frozen", [PID], ENDLESS))
+        frames = await anext(stream)
+        while not tokens_of(frames):
+            frames += await anext(stream)
+        pid = tokens_of(frames)[0]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(WorkerFailedError, match="no sign of life"):
+                await asyncio.wait_for(rest_of(stream), 5.0)
+            answers = [frames_of(client, request(f"meanwhile-{i}", [i + 1], 20)) for i in range(8)]
+            return await asyncio.wait_for(asyncio.gather(*answers), 5.0)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    for i, frames in enumerate(asyncio.run(scenario())):
+        assert tokens_of(frames) == expected_tokens([i + 1], 20)
+    assert num_running_workers() == 2
 
 
 def test_a_start_that_fails_says_why_in_one_line(cluster: Cluster):

@@ -70,9 +70,11 @@ class _Plan:
     resolve: Callable[[int], ResolvedConfig]
 
 
-def check_loadable(config: EngineConfig) -> None:
-    """Whether `load_runner` would take these options and this model: the same checks and errors, no weights read."""
-    _plan(config)
+def check_loadable(config: EngineConfig) -> tuple[str, ...]:
+    """Whether `load_runner` would take these options and this model: the same checks and errors, no weights read.
+    Returns the notes for the operator, as far as they are known without the device."""
+    plan = _plan(config)
+    return plan.resolve(_first_cache_bytes(plan.device)).notes
 
 
 def _plan(config: EngineConfig) -> _Plan:

@@ -4,9 +4,7 @@ Owns the promise that whatever was started here is gone afterwards, and that Ray
 terminal.
 """
 
-import errno
 import logging
-import socket
 from pathlib import Path
 
 import psutil
@@ -89,21 +87,6 @@ class RunningApp:
         for process in alive:
             process.kill()
         psutil.wait_procs(alive, timeout=_REMAINS_TIMEOUT_S)
-
-
-def can_listen(host: str, port: int) -> bool:
-    """Whether a server could take this address now. Raises OSError where `host` is no address of this machine."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-            probe.listen(1)
-        except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                return False
-            raise
-    return True
 
 
 def _failure() -> str:

@@ -24,6 +24,7 @@ from deployments.cli.options import (
     usage_error,
     whole_number,
 )
+from deployments.cli.ports import can_listen
 from deployments.cli.serve_file import read_options
 from worker.config import ConfigError, EngineConfig
 
@@ -95,24 +96,19 @@ def _serve(options: dict[str, Any], address: str | None, host: str, port: int, o
     try:
         args = app_args_from(options)
         if is_local:
+            _check_address("host", "port", host, port)
+            _check_address("metrics_host", "metrics_port", args.metrics_host, args.metrics_port)
             _say(err, f"checking {args.model}")
-            _check_model(args.to_engine_config())
+            for note in _check_model(args.to_engine_config()):
+                _say(err, note)
             if args.num_threads is None:
                 num_threads = max(1, len(os.sched_getaffinity(0)) // args.num_workers)
                 args = args.model_copy(update={"num_threads": num_threads})
     except ConfigError as error:
         raise usage_error(error) from error
 
-    from deployments.cli.local_ray import RunningApp, StartError, can_listen
-
-    if is_local:
-        for option, where, number in (
-            ("--port", host, port),
-            ("--metrics-port", args.metrics_host, args.metrics_port),
-        ):
-            if number != 0 and not can_listen(where, number):
-                raise UsageError(option, f"{number} on {where} is taken by another process")
     from deployments.app import build
+    from deployments.cli.local_ray import RunningApp, StartError
 
     running = RunningApp(address)
     try:
@@ -177,6 +173,18 @@ def _host_and_port(options: dict[str, Any]) -> tuple[str, int]:
     return host, port
 
 
+def _check_address(host_option: str, port_option: str, host: str, port: int) -> None:
+    """Raises `ConfigError` where nobody can listen there. Port 0 is none."""
+    if port == 0:
+        return
+    try:
+        is_free = can_listen(host, port)
+    except OSError as error:
+        raise ConfigError(host_option, f"cannot listen on {host}: {error}") from error
+    if not is_free:
+        raise ConfigError(port_option, f"{port} on {host} is taken by another process")
+
+
 def _absolute_if_folder(model: str) -> str:
     """Workers have another working folder."""
     folder = Path(model).expanduser()
@@ -190,15 +198,16 @@ def _read_template(path: str) -> str:
         raise UsageError("--chat-template", f"cannot read {path}: {error}") from error
 
 
-def _check_model(config: EngineConfig) -> None:
-    """Fetches the model and refuses what cannot run, before anything is started. Raises `ConfigError`."""
+def _check_model(config: EngineConfig) -> tuple[str, ...]:
+    """Fetches the model and refuses what cannot run, before anything is started. Raises `ConfigError`; returns notes
+    for the operator."""
     from worker.demo_model import DemoModelError
     from worker.loading import check_loadable
     from worker.model_support import UnsupportedModelError
     from worker.weights import WeightsError
 
     try:
-        check_loadable(config)
+        return check_loadable(config)
     except (WeightsError, UnsupportedModelError, DemoModelError) as error:
         raise ConfigError("model", str(error)) from error
 

@@ -1,24 +1,27 @@
-"""A request's body: read up to a limit, then parsed. Knows no fields."""
+"""A request's body: read up to a limit, then parsed, off the event loop where that takes long. Knows no fields."""
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from deployments.disconnects import ClientGoneError
 from deployments.protocol.errors import ApiError, bad_request
+from deployments.protocol.requests import GenerationRequest
+
+RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
 #: parsing more than this takes longer than other requests should wait
 _PARSE_ON_LOOP_BYTES = 64 * 1024
 
 
-async def read_json_object(request: Request, max_body_bytes: int) -> dict[str, Any]:
-    """Raises ApiError: 413 beyond the limit, announced or not; 400 for what is not a JSON object."""
+async def read_request(request: Request, kind: type[RequestT], max_body_bytes: int) -> RequestT:
+    """Raises ApiError: 413 beyond the limit, announced or not; 400 for what is no JSON object or no such request."""
     body = await _read(request, max_body_bytes)
     if len(body) <= _PARSE_ON_LOOP_BYTES:
-        return _parse(body)
-    return await asyncio.to_thread(_parse, body)
+        return kind.parse(_parse(body))
+    return await asyncio.to_thread(lambda: kind.parse(_parse(body)))
 
 
 async def _read(request: Request, max_body_bytes: int) -> bytes:

@@ -51,8 +51,7 @@ class ChatTemplate:
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         if not any(self._holds_control_token(value) for message in messages for value in _contents(message)):
-            ids: list[int] = self._backend.encode(self._render(messages, options), add_special_tokens=False).ids
-            return ids
+            return encode_text(self._backend, self._render(messages, options), add_special_tokens=False)
         assert self._cutting_backend is not None
         marked = [
             {key: value if key == "role" else self._mark(value) for key, value in message.items()}
@@ -60,7 +59,7 @@ class ChatTemplate:
         ]
         rendered = self._marked.sub(self._cut_apart, self._render(marked, options))
         cut_id = self._cutting_backend.token_to_id(self._cut)
-        found = self._cutting_backend.encode(rendered, add_special_tokens=False).ids
+        found = encode_text(self._cutting_backend, rendered, add_special_tokens=False)
         return [token_id for token_id in found if token_id != cut_id]
 
     def _render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
@@ -103,6 +102,12 @@ class ChatTemplate:
             pieces.append(rest[: inner.start() + 1])
             rest = rest[inner.start() + 1 :]
         return self._cut + self._cut.join([*pieces, rest]) + self._cut
+
+
+def encode_text(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    """The batch call lets other threads run meanwhile; the call for a single text does not."""
+    ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    return ids
 
 
 def _is_control(token: tokenizers.AddedToken, template: str) -> bool:

@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
-from worker.text.chat import ChatTemplate
+from worker.text.chat import ChatTemplate, encode_text
 from worker.text.detokenizer import Detokenizer
 
 
@@ -63,8 +63,7 @@ class Tokenizer:
         The text of a control token inside the prompt becomes that control token: a completion prompt is the
         caller's whole input, written as the model reads it. Chat contents are treated otherwise.
         """
-        ids: list[int] = self._backend.encode(text).ids
-        return ids
+        return encode_text(self._backend, text, add_special_tokens=True)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **template_options: Any

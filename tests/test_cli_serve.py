@@ -1,0 +1,144 @@
+"""`stallfree serve` as a person runs it: a process that starts, says one line, serves, and ends without remains."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.test_serve import free_port
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+pytestmark = pytest.mark.ray
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_tokenizer(save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama"))
+
+
+@contextlib.contextmanager
+def started(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """The command as a child process; whatever it left behind is ended with the test."""
+    command = [sys.executable, "-m", "deployments.cli.main", "serve", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    children: list[psutil.Process] = []
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+        process.communicate()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s"
+        time.sleep(0.05)
+
+
+def alive(processes: list[psutil.Process]) -> list[str]:
+    return [process.name() for process in processes if process.is_running() and process.status() != "zombie"]
+
+
+def metric(url: str, name: str) -> float:
+    text = httpx.get(url.replace("/v1", "/metrics")).text
+    lines = [line for line in text.splitlines() if line.startswith(name + "{")]
+    assert lines
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def test_it_says_one_line_answers_and_leaves_no_process(model_folder: Path):
+    port = free_port()
+    options = ["--model", str(model_folder), "--port", str(port), "--metrics-port", "0", "--num-threads", "1"]
+    with started(*options, "--served-model-name", "mine", "--drain-timeout-s", "2") as process:
+        assert process.stdout is not None
+        url = f"http://127.0.0.1:{port}/v1"
+        assert process.stdout.readline() == f"Serving mine at {url}\n"
+        body = {"model": "mine", "prompt": "Hello", "max_tokens": 7, "ignore_eos": True}
+        answer = httpx.post(f"{url}/completions", json=body, timeout=60)
+        assert answer.json()["usage"]["completion_tokens"] == 7
+
+        endless = {**body, "max_tokens": 100, "stream": True}
+        with httpx.stream("POST", f"{url}/completions", json=endless, timeout=60) as response:
+            chunks = response.iter_text()
+            next(chunks)
+        wait_for(lambda: metric(url, "stallfree_kv_blocks_used") == 0, 2.0)
+        assert metric(url, "stallfree_num_requests_running") == 0
+
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert any("raylet" in child.name() for child in family)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=STOP_TIMEOUT_S)
+        assert process.returncode == 0, err
+        assert out == ""
+        assert "Traceback" not in err
+        assert alive(family) == []
+
+
+def test_ctrl_c_while_it_starts_leaves_no_process(model_folder: Path):
+    options = ["--model", str(model_folder), "--port", str(free_port()), "--metrics-port", "0"]
+    with started(*options) as process:
+        family: list[psutil.Process] = []
+
+        def is_starting() -> bool:
+            family[:] = psutil.Process(process.pid).children(recursive=True)
+            return any("raylet" in child.name() for child in family)
+
+        wait_for(is_starting, START_TIMEOUT_S)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=STOP_TIMEOUT_S)
+        assert process.returncode == 130, err
+        assert out == ""
+        assert "Traceback" not in err
+        wait_for(lambda: alive(family) == [], 5.0)
+
+
+def test_a_taken_port_is_refused_before_ray_starts(model_folder: Path):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        ended = subprocess.run(
+            [sys.executable, "-m", "deployments.cli.main", "serve", "--model", str(model_folder), "--port", str(port)],
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+            env=dict(os.environ),
+        )
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == f"stallfree: error: --port: {port} on 127.0.0.1 is taken by another process"
+    assert ended.stdout == ""
+
+
+def test_a_length_over_the_models_is_refused_by_name(model_folder: Path, capsys: pytest.CaptureFixture[str]):
+    from deployments.cli.main import main
+
+    assert main(["serve", "--model", str(model_folder), "--max-model-len", "1000000"]) == 2
+    assert "--max-model-len: 1000000 is over the model's" in capsys.readouterr().err
+
+
+def test_a_pool_that_cannot_hold_one_sequence_is_refused_by_name(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    from deployments.cli.main import main
+
+    assert main(["serve", "--model", str(model_folder), "--num-device-blocks", "2", "--max-model-len", "64"]) == 2
+    assert "--num-device-blocks: 2 blocks" in capsys.readouterr().err
