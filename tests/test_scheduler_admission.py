@@ -212,3 +212,17 @@ def test_a_long_prompt_is_passed_in_a_bounded_number_of_steps_in_a_row(is_midway
         served.append("long" in chunk_sizes(stepper.step()))
     # It has its turn after 8 steps, and yields again after it.
     assert served == [*[False] * 8, True] * 2
+
+
+def test_a_recomputed_long_prompt_yields_its_place_to_nobody() -> None:
+    stepper = Stepper(num_blocks=9, long_prefill_threshold=10)
+    stepper.add("old", 7)
+    stepper.add("long", 23)
+    stepper.step()
+    while "long" in stepper.running:
+        stepper.step()
+    stepper.add("short", 2)
+    record = stepper.step()
+    assert stepper.blocks.num_free_device_blocks >= 1
+    assert stepper.waiting == ["long", "short"]
+    assert record.waiting_reason is WaitReason.BLOCKS

@@ -177,6 +177,32 @@ def test_a_pool_at_its_brim_gives_no_endless_empty_steps(policy: str, mode: str)
 
 
 @POLICIES
+@MODES
+def test_many_sequences_that_cross_a_block_border_in_one_step_are_counted_in_blocks(policy: str, mode: str) -> None:
+    # sgl-project/sglang#4602: 148 blocks of 64 are wanted at once, and thousands of free tokens are no free blocks.
+    stepper = Stepper(
+        policy=policy,
+        mode=mode,
+        budget=148 * 64,
+        max_num_seqs=148,
+        max_model_len=256,
+        block_size=64,
+        num_blocks=148 + 50,
+        num_host_blocks=200,
+    )
+    for number in range(148):
+        stepper.add(f"r{number}", 64, max_tokens=3)
+    stepper.step()
+    assert stepper.blocks.num_free_device_blocks == 50
+    crossing = stepper.step()
+    # Each victim's block and the 50 free ones serve the older ones.
+    assert crossing.num_decodes == 99
+    assert len(crossing.preemptions) == 49
+    stepper.run_to_end()
+    assert [stepper.num_output_tokens(f"r{number}") for number in range(148)] == [3] * 148
+
+
+@POLICIES
 def test_an_answer_that_never_stops_ends_at_the_context(policy: str) -> None:
     # ggml-org/llama.cpp#6638
     stepper = Stepper(policy=policy, max_model_len=64)

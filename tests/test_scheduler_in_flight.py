@@ -5,7 +5,7 @@ import pytest
 from scheduler import PENDING_TOKEN_ID
 from scheduler.records import WaitReason
 from scheduler.scheduler import SchedulerStuckError
-from tests.scheduling import STOP_TOKEN, Stepper, victims
+from tests.scheduling import ORDINARY_TOKEN, STOP_TOKEN, Stepper, victims
 
 
 def test_a_prompt_goes_on_with_the_next_chunk_while_the_first_is_in_flight() -> None:
@@ -155,6 +155,30 @@ def test_an_abort_of_a_victim_in_flight_gives_everything_back(mode: str) -> None
     stepper.settle(preempting)
     stepper.run_to_end()
     assert stepper.scheduler.num_queued_tokens() == 0
+
+
+def test_one_that_is_alone_in_a_full_pool_waits_for_its_tokens_in_flight_before_it_ends() -> None:
+    stepper = Stepper(num_blocks=2)
+    stepper.add("alone", 7)
+    stepper.samples["alone"] = [ORDINARY_TOKEN, STOP_TOKEN]
+    first, second = stepper.plan(), stepper.plan()
+    assert stepper.plan().is_empty
+    stepper.settle(first)
+    stepper.settle(second)
+    assert stepper.ends["alone"].finish_reason == "stop"
+
+
+def test_one_that_is_alone_waits_for_the_blocks_of_those_who_ended_while_a_step_reads_them() -> None:
+    stepper = Stepper(policy="default", num_blocks=4)
+    stepper.add("alone", 7, max_tokens=9)
+    stepper.steps(2)
+    stepper.add("ended", 7)
+    prefill = stepper.plan()
+    stepper.abort("ended")
+    assert stepper.plan().is_empty
+    stepper.settle(prefill)
+    stepper.run_to_end()
+    assert stepper.num_output_tokens("alone") == 9
 
 
 def test_steps_are_settled_in_the_order_in_which_they_were_planned() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler import RequestTooLargeError
-from tests.scheduling import ORDINARY_TOKEN, STOP_TOKEN, Stepper, chunk_sizes, victims
+from scheduler import StopRules
+from tests.scheduling import Stepper, chunk_sizes, victims
 
 
 def long_prompt_among_decodes(policy: str, budget: int) -> tuple[Stepper, list[str]]:
@@ -170,6 +170,20 @@ def test_generated_tokens_count_as_known_after_a_recompute() -> None:
     assert stepper.num_output_tokens("victim") == 9
 
 
+def test_a_request_that_brings_its_output_along_computes_all_of_it_before_it_samples() -> None:
+    stepper = Stepper(budget=8)
+    group = stepper.scheduler.add("resumed", [7] * 4, StopRules(12, 64), 0.0, [5] * 10)
+    sampled = []
+    for _ in range(2):
+        outputs = stepper.plan()
+        sampled.append([(c.start, c.token_chunk_size, c.do_sample) for c in outputs.chunks])
+        stepper.settle(outputs)
+    assert sampled == [[(0, 8, False)], [(8, 6, True)]]
+    assert group.sequences[0].num_output_tokens == 11
+    stepper.run_to_end()
+    assert group.sequences[0].num_output_tokens == 12
+
+
 def test_decodes_run_oldest_first() -> None:
     stepper = Stepper()
     for request_id in ("c", "a", "b"):
@@ -203,9 +217,9 @@ def test_a_prompt_that_is_midway_holds_its_sequence_slot() -> None:
     stepper = Stepper(budget=16, max_num_seqs=1, chunk_alignment=10)
     stepper.add("long", 40)
     stepper.add("short", 3)
-    record = stepper.step()
-    assert chunk_sizes(record) == {"long": 10}
-    assert stepper.waiting == ["short"]
+    for record in stepper.steps(3):
+        assert chunk_sizes(record) == {"long": 10}
+        assert stepper.waiting == ["short"]
 
 
 def test_prompts_midway_go_on_oldest_first() -> None:
@@ -221,24 +235,3 @@ def test_min_prefill_tokens_keeps_budget_beside_the_most_decodes() -> None:
     Stepper(budget=64, max_num_seqs=48, min_prefill_tokens=16)
     with pytest.raises(ValueError, match=r"max_num_seqs \(49\) \+ min_prefill_tokens \(16\) must be at most"):
         Stepper(budget=64, max_num_seqs=49, min_prefill_tokens=16)
-
-
-def test_an_answer_ends_with_its_stop_token_but_not_before_min_tokens() -> None:
-    stepper = Stepper()
-    stepper.add("stops", 5)
-    stepper.add("goes on", 5, max_tokens=4, min_tokens=2)
-    stepper.samples["stops"] = [ORDINARY_TOKEN, STOP_TOKEN]
-    stepper.samples["goes on"] = [STOP_TOKEN, STOP_TOKEN, ORDINARY_TOKEN]
-    stepper.run_to_end()
-    assert (stepper.ends["stops"].finish_reason, stepper.num_output_tokens("stops")) == ("stop", 2)
-    assert (stepper.ends["goes on"].finish_reason, stepper.num_output_tokens("goes on")) == ("length", 4)
-
-
-def test_a_prompt_one_short_of_the_context_gets_one_token_and_a_longer_one_is_refused() -> None:
-    stepper = Stepper(max_model_len=64)
-    stepper.add("fits", 63)
-    for num_tokens in (64, 65):
-        with pytest.raises(RequestTooLargeError, match=f"has {num_tokens} tokens; at most 63"):
-            stepper.add("too long", num_tokens)
-    stepper.run_to_end()
-    assert (stepper.ends["fits"].finish_reason, stepper.num_output_tokens("fits")) == ("length", 1)

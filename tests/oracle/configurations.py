@@ -19,7 +19,6 @@ class Workload:
     max_tokens: int
     block_size: int
     max_model_len: int
-    num_threads: int | None = None
 
     @property
     def ample_blocks(self) -> int:
@@ -56,7 +55,6 @@ class Configuration:
             num_device_blocks=workload.ample_blocks,
             scheduler_policy=self.policy,
             chunk_alignment=self.alignment,
-            num_threads=workload.num_threads,
         )
         if self.preemption is None:
             return config

@@ -32,7 +32,6 @@ def _config(folder: Path) -> EngineConfig:
         max_num_batched_tokens=64,
         block_size=BLOCK_SIZE,
         num_device_blocks=AMPLE_BLOCKS,
-        num_threads=1,
     )
 
 

@@ -16,7 +16,7 @@ from worker.model import CausalModel
 pytestmark = pytest.mark.oracle
 
 LENGTHS = (5, 90, 17, 60, 33, 15)
-WORKLOAD = Workload(LENGTHS, max_tokens=32, block_size=16, max_model_len=122, num_threads=1)
+WORKLOAD = Workload(LENGTHS, max_tokens=32, block_size=16, max_model_len=122)
 SWAP = Configuration("swap", 48, preemption="swap")
 CHUNKED = Configuration("chunked", 24)
 

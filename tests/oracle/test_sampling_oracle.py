@@ -29,7 +29,7 @@ PARAMS = [
 ]
 
 
-def _config(folder: Path, num_threads: int | None) -> EngineConfig:
+def _config(folder: Path) -> EngineConfig:
     return EngineConfig(
         model=str(folder),
         dtype="float32",
@@ -39,7 +39,6 @@ def _config(folder: Path, num_threads: int | None) -> EngineConfig:
         block_size=BLOCK_SIZE,
         num_device_blocks=AMPLE_BLOCKS,
         chunk_alignment=1,
-        num_threads=num_threads,
     )
 
 
@@ -74,7 +73,7 @@ def test_a_seeded_request_samples_the_same_tokens_in_any_company(
     tiny_model: Callable[[str], OracleModel], tally: Tally
 ) -> None:
     model = tiny_model("llama")
-    _check_all_ways(model, tiny_prompts(TINY_LENGTHS), _config(model.folder, 1), "llama", tally)
+    _check_all_ways(model, tiny_prompts(TINY_LENGTHS), _config(model.folder), "llama", tally)
 
 
 @pytest.mark.slow
@@ -84,7 +83,7 @@ def test_a_seeded_real_prompt_samples_the_same_tokens_in_any_company(
     demo_model: OracleModel, demo_prompts: list[list[int]], tally: Tally
 ) -> None:
     prompts = [prompt for prompt in demo_prompts if len(prompt) + NUM_TOKENS <= MAX_MODEL_LEN][:NUM_REQUESTS]
-    _check_all_ways(demo_model, prompts, _config(demo_model.folder, None), "demo", tally)
+    _check_all_ways(demo_model, prompts, _config(demo_model.folder), "demo", tally)
 
 
 def test_seeds_matter(tiny_model: Callable[[str], OracleModel]) -> None:

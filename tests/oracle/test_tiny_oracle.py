@@ -30,7 +30,7 @@ ModelOf = Callable[[str], OracleModel]
 def _check(
     configuration: Configuration, model: OracleModel, name: str, lengths: tuple[int, ...], block_size: int, tally: Tally
 ) -> None:
-    workload = Workload(lengths, NUM_TOKENS, block_size, MAX_MODEL_LEN, num_threads=1)
+    workload = Workload(lengths, NUM_TOKENS, block_size, MAX_MODEL_LEN)
     params = greedy(NUM_TOKENS)
     prompts = tiny_prompts(lengths)
     expected = [model.answer(prompt, params) for prompt in prompts]
