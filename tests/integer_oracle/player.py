@@ -88,7 +88,7 @@ class Player:
 
     def _arrive(self, arrival: Arrival) -> None:
         max_tokens = UNLIMITED if arrival.is_beam else arrival.max_tokens
-        stop_token_ids = frozenset() if arrival.is_beam else frozenset({STOP_TOKEN_ID})
+        stop_token_ids = frozenset({STOP_TOKEN_ID} if arrival.has_stop_token and not arrival.is_beam else ())
         request = Request(
             arrival.request_id,
             arrival.prompt,

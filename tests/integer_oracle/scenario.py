@@ -21,6 +21,7 @@ class Arrival:
     tenant: str = ""
     cancel_step: int | None = None
     finish: tuple[int, int] | None = None
+    has_stop_token: bool = True
 
 
 @dataclass(slots=True)
