@@ -58,6 +58,9 @@ class BlockManager:
         self, block_size: int, num_device_blocks: int, num_host_blocks: int = 0, *, watermark: float = 0.01
     ) -> None:
         self.block_size = block_size
+        self.num_device_blocks = num_device_blocks
+        self.num_host_blocks = num_host_blocks
+        self.watermark = watermark
         self.prefix_counts = PrefixCounts()
         self._device = BlockPool(num_device_blocks, first_id=NULL_BLOCK + 1)
         self._host = BlockPool(num_host_blocks)

@@ -17,6 +17,7 @@ from scheduler.fairness import FairShare
 from scheduler.outputs import SchedulerOutputs, SequenceEnd
 from scheduler.preemption import Preemptor
 from scheduler.queues import FairWaitingQueue, OrderedWaitingQueue, Queues
+from scheduler.recording import Recorder
 from scheduler.records import StepRecordRing, WaitReason
 from scheduler.requests import Request, check_fits, make_group
 from scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -35,10 +36,11 @@ class SchedulerStuckError(RuntimeError):
 class Scheduler:
     """`schedule` plans a step, `update` settles it. Several steps may be in flight, settled in order.
 
-    Blocks of a sequence that ends are freed when the last step that reads them has been settled.
+    Blocks of a sequence that ends are freed when the last step that reads them has been settled. A `recorder` is
+    told of every call that changes anything.
     """
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager) -> None:
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager, recorder: Recorder | None = None) -> None:
         if config.policy is SchedulerPolicy.DEFAULT and config.max_num_batched_tokens < config.max_model_len:
             raise ValueError(
                 f"policy default runs whole prompts: max_num_batched_tokens ({config.max_num_batched_tokens}) "
@@ -56,6 +58,9 @@ class Scheduler:
         self.share = FairShare(config.tenant_weights) if is_fair else None
         self.queues = Queues(FairWaitingQueue(self.share) if self.share is not None else OrderedWaitingQueue())
         self._blocks = blocks
+        self._recorder = recorder
+        if recorder is not None:
+            recorder.begin(config, blocks)
         self._settlement = Settlement(self.queues, blocks, self.share)
         preemptor = Preemptor(self.queues, blocks, config.preemption_mode, self.costs, victims_go_first=is_fair)
         admission = Admission(self.queues, blocks, config, self.costs, self.share)
@@ -77,6 +82,8 @@ class Scheduler:
     def add(self, request: Request) -> SequenceGroup:
         """Queue a request. Raises RequestTooLargeError for what could never run, whatever the others do."""
         assert request.request_id not in self._groups, f"request {request.request_id} is already here"
+        if self._recorder is not None:
+            self._recorder.add(request)
         check_fits(request, self.config, self._blocks)
         group = make_group(request, self.config, self._next_seq_id, self._next_arrival)
         self._next_seq_id += len(group.sequences)
@@ -92,17 +99,25 @@ class Scheduler:
     def end(self, request_id: str, status: SequenceStatus) -> list[SequenceEnd]:
         """End all that is left of a request with `status`."""
         group = self._groups.get(request_id)
-        return self._end(group, list(group.sequences), status) if group is not None else []
+        if group is None:
+            return []
+        if self._recorder is not None:
+            self._recorder.end(request_id, status)
+        return self._end(group, list(group.sequences), status)
 
     def finish(self, request_id: str, index: int) -> list[SequenceEnd]:
         """One sample ended outside the engine (a stop string). Unknown and ended ones are left alone."""
         group = self._groups.get(request_id)
         if group is None or not group.is_forked:
             return []
+        if self._recorder is not None:
+            self._recorder.finish(request_id, index)
         return self._end(group, [group.sequences[index]], SequenceStatus.FINISHED_STOPPED)
 
     def set_rates(self, prefill_tokens_per_s: float, swap_blocks_per_s: float) -> None:
         """What the engine measured, for the choice between recompute and swap."""
+        if self._recorder is not None:
+            self._recorder.set_rates(prefill_tokens_per_s, swap_blocks_per_s)
         self.costs.prefill_tokens_per_s = prefill_tokens_per_s
         self.costs.swap_blocks_per_s = swap_blocks_per_s
 
@@ -128,6 +143,8 @@ class Scheduler:
             self._forget(group)
             self._settlement.free_settled(group.sequences)
         self._close(step)
+        if self._recorder is not None:
+            self._recorder.schedule(step.outputs, step.record)
         return step.outputs
 
     def update(
@@ -146,6 +163,8 @@ class Scheduler:
         """
         step = self._in_flight.popleft()
         assert step.outputs.step_id == step_id, "steps are settled in the order in which they were planned"
+        if self._recorder is not None:
+            self._recorder.update(step, samples, now, block_keys or {}, beams or {}, self._groups)
         step.record.duration_s = now - step.record.time_s
         ended = self._settlement.settle(step, samples, block_keys or {})
         for request_id, choices in (beams or {}).items():
@@ -155,6 +174,8 @@ class Scheduler:
         for group, seq, status in ended:
             ends += self._end(group, [seq], status)
         self._settlement.release(step)
+        if self._recorder is not None and not self.has_unfinished():
+            self._recorder.flush()
         return ends
 
     def _close(self, step: Step) -> None:
@@ -194,7 +215,10 @@ class Scheduler:
         ended = self._settlement.end(group, sequences, status)
         if ended and group.is_finished:
             self._forget(group)
-        return [SequenceEnd(group.request_id, seq.index, status.value) for seq in ended]
+        ends = [SequenceEnd(group.request_id, seq.index, status.value) for seq in ended]
+        if self._recorder is not None:
+            self._recorder.note_ends(ends)
+        return ends
 
     def _forget(self, group: SequenceGroup) -> None:
         del self._groups[group.request_id]
