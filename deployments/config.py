@@ -70,6 +70,7 @@ class AppArgs(BaseModel):
     max_num_partial_prefills: int = 0
     long_prefill_threshold: int = 0
     min_prefill_tokens: int = 0
+    record: str | None = Field(default=None, min_length=1)
     num_threads: int | None = None
     attention_backend: str = "auto"
     tensor_parallel_size: int = 1
@@ -102,6 +103,8 @@ class AppArgs(BaseModel):
         except ValueError as error:
             raise ConfigError("tenant_weights", str(error)) from error
         values["prefix_cache_secret"] = self.shared_prefix_cache_secret
+        if self.record is not None:
+            values["record"] = os.path.abspath(self.record)  # workers run in a folder of Ray's
         config = EngineConfig(**values)
         check_engine_config(config)
         return config

@@ -174,8 +174,6 @@ class Scheduler:
         for group, seq, status in ended:
             ends += self._end(group, [seq], status)
         self._settlement.release(step)
-        if self._recorder is not None and not self.has_unfinished():
-            self._recorder.flush()
         return ends
 
     def _close(self, step: Step) -> None:
@@ -218,6 +216,8 @@ class Scheduler:
         ends = [SequenceEnd(group.request_id, seq.index, status.value) for seq in ended]
         if self._recorder is not None:
             self._recorder.note_ends(ends)
+            if not self.has_unfinished():
+                self._recorder.flush()
         return ends
 
     def _forget(self, group: SequenceGroup) -> None:

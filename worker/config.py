@@ -39,7 +39,7 @@ class EngineConfig:
     """Options as given. None means: choose by model and machine (`resolve_engine_config`).
 
     `num_device_blocks` counts the null block. `kv_cache_memory` is in bytes. `chunk_alignment`, partial prefills
-    and thresholds are those of `SchedulerConfig`.
+    and thresholds are those of `SchedulerConfig`. `record` is the file that the scheduler's inputs are written to.
     """
 
     model: str = "demo"
@@ -66,6 +66,7 @@ class EngineConfig:
     max_num_partial_prefills: int = 0
     long_prefill_threshold: int = 0
     min_prefill_tokens: int = 0
+    record: str | None = None
     num_threads: int | None = None
     attention_backend: str = "auto"
     tensor_parallel_size: int = 1
@@ -95,6 +96,7 @@ class ResolvedConfig:
     max_num_partial_prefills: int
     long_prefill_threshold: int
     min_prefill_tokens: int
+    record: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -246,6 +248,7 @@ def resolve_engine_config(
         max_num_partial_prefills=config.max_num_partial_prefills,
         long_prefill_threshold=config.long_prefill_threshold,
         min_prefill_tokens=config.min_prefill_tokens,
+        record=config.record,
         notes=tuple(notes),
     )
 

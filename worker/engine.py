@@ -4,6 +4,7 @@ One thread drives it: add requests, call `step` while `has_unfinished`, hand the
 """
 
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ from scheduler import (
     SequenceEnd,
     SequenceStatus,
 )
+from scheduler.recording import Recorder
 from scheduler.records import StepRecord
 from worker.beam_search import BeamSearch
-from worker.config import EngineConfig
+from worker.config import ConfigError, EngineConfig
 from worker.loading import LoadedModel, load_runner
 from worker.open_request import OpenRequest, scheduler_request
 from worker.prefix_keys import PrefixKeys
@@ -73,7 +75,8 @@ class Engine:
         self.num_device_blocks = config.num_device_blocks
         self.num_host_blocks = config.num_host_blocks
         self.block_manager = BlockManager(config.block_size, config.num_device_blocks, config.num_host_blocks)
-        self.scheduler = Scheduler(config.scheduler_config(), self.block_manager)
+        self._recorder = _open_recorder(config.record)
+        self.scheduler = Scheduler(config.scheduler_config(), self.block_manager, self._recorder)
         self._sampler = Sampler(facts.vocab_size, facts.eos_token_ids, loaded.tensor_pool.device)
         self._keys: PrefixKeys | None = None
         if config.enable_prefix_caching:
@@ -246,6 +249,11 @@ class Engine:
     def records_since(self, step_id: int) -> list[StepRecord]:
         return self.scheduler.records.since(step_id)
 
+    def close(self) -> None:
+        """End the recording, if there is one. The engine goes on."""
+        if self._recorder is not None:
+            self._recorder.close()
+
     def check_integrity(self) -> None:
         """Assert that an idle engine holds no block."""
         self.block_manager.check_integrity()
@@ -261,3 +269,14 @@ class Engine:
         table = list(range(NULL_BLOCK + 1, num_blocks + NULL_BLOCK + 1))
         chunk = ScheduledChunk("warm-up", 0, 0, [0] * num_tokens, table, True, True)
         self._runner.execute(SchedulerOutputs(0, [chunk]))
+
+
+def _open_recorder(path: str | None) -> Recorder | None:
+    if path is None:
+        return None
+    try:
+        recorder = Recorder(path)
+    except OSError as error:
+        raise ConfigError("record", f"{path}: {error.strerror}") from error
+    print(f"recording to {recorder.path}", file=sys.stderr, flush=True)
+    return recorder
