@@ -10,7 +10,7 @@ from scheduler import PreemptionMode, QueuePolicy, SchedulerPolicy
 from tests.integer_oracle.player import Played, Player, check_answers
 from tests.integer_oracle.scenario import Scenario, random_scenario
 
-NUM_SCENARIOS = 250
+NUM_SCENARIOS = 150
 
 
 def play(scenario: Scenario) -> Played:
@@ -38,13 +38,13 @@ def test_every_request_gets_exactly_its_solo_tokens(
         total.num_hit_blocks += played.num_hit_blocks
         total.num_copied_blocks += played.num_copied_blocks
     assert total.num_recomputes > 20
-    assert (total.num_swaps > 20) == (mode is not PreemptionMode.RECOMPUTE)
+    assert (total.num_swaps > 10) == (mode is not PreemptionMode.RECOMPUTE)
     assert total.num_refused > 0
     assert total.num_hit_blocks > 100
     assert total.num_copied_blocks > 100
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     rng=st.randoms(use_true_random=False),
     policy=st.sampled_from(SchedulerPolicy),
