@@ -57,6 +57,9 @@ class PreemptionRecord:
 class StepRecord:
     """One step. `duration_s` is filled in by `update`; queue lengths and blocks are those at the end of `schedule`.
 
+    `num_blocks_queried` and `num_blocks_hit` count blocks of the groups let in: looked for and found in the prefix
+    cache.
+
     `waiting_reason` and `swapped_reason` say why the head of each queue stayed there (None: the queue is empty);
     `waiting_behind` and `swapped_behind` name the request that stood in its way, where there is one.
     """
@@ -76,6 +79,8 @@ class StepRecord:
     num_blocks_swapped_out: int = 0
     num_blocks_swapped_in: int = 0
     num_blocks_copied: int = 0
+    num_blocks_queried: int = 0
+    num_blocks_hit: int = 0
     num_waiting: int = 0
     num_running: int = 0
     num_swapped: int = 0

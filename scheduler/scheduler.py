@@ -74,6 +74,8 @@ class Scheduler:
         self._next_seq_id = 0
         self._next_step_id = 1
         self._next_arrival = 0
+        #: blocks looked for and found in the prefix cache up to the last record
+        self._num_blocks_queried = self._num_blocks_hit = 0
         #: steps in a row that ran nothing although something was unfinished and nothing was in flight
         self.num_empty_steps = 0
 
@@ -185,6 +187,10 @@ class Scheduler:
         record.num_blocks_swapped_out = len(outputs.blocks_to_swap_out)
         record.num_blocks_swapped_in = len(outputs.blocks_to_swap_in)
         record.num_blocks_copied = len(outputs.blocks_to_copy)
+        counts = self._blocks.prefix_counts
+        record.num_blocks_queried = counts.num_queried_blocks - self._num_blocks_queried
+        record.num_blocks_hit = counts.num_hit_blocks - self._num_blocks_hit
+        self._num_blocks_queried, self._num_blocks_hit = counts.num_queried_blocks, counts.num_hit_blocks
         record.num_waiting = len(self.queues.waiting)
         record.num_running = len(self.queues.running)
         record.num_swapped = len(self.queues.swapped)

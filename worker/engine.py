@@ -51,6 +51,8 @@ class EngineTotals:
     num_blocks_swapped_out: int = 0
     num_blocks_swapped_in: int = 0
     num_discarded_tokens: int = 0
+    num_blocks_queried: int = 0
+    num_blocks_hit: int = 0
 
 
 class Engine:
@@ -226,6 +228,8 @@ class Engine:
         totals.num_prefill_chunks += len(record.prefill_chunks)
         totals.num_blocks_swapped_out += record.num_blocks_swapped_out
         totals.num_blocks_swapped_in += record.num_blocks_swapped_in
+        totals.num_blocks_queried += record.num_blocks_queried
+        totals.num_blocks_hit += record.num_blocks_hit
         for preemption in record.preemptions:
             totals.num_preemptions_swap += preemption.mode == "swap"
             totals.num_preemptions_recompute += preemption.mode == "recompute"
@@ -244,6 +248,7 @@ class Engine:
             num_used_blocks=blocks.num_used_device_blocks,
             num_free_host_blocks=blocks.num_free_host_blocks,
             num_used_host_blocks=blocks.num_used_host_blocks,
+            num_cached_blocks=blocks.num_cached_device_blocks,
         )
 
     def records_since(self, step_id: int) -> list[StepRecord]:

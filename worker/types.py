@@ -97,3 +97,4 @@ class EngineLoad:
     num_used_blocks: int
     num_used_host_blocks: int = 0
     num_free_host_blocks: int = 0
+    num_cached_blocks: int = 0
