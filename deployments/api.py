@@ -103,7 +103,12 @@ async def _answer(
     if body.stream:
         stream = events(deltas, rendering, envelope, usage if body.include_usage else None)
         # What fails before the first token still becomes an HTTP status.
-        head = await unless_disconnected(request.receive, _first(stream))
+        try:
+            head = await unless_disconnected(request.receive, _first(stream))
+        except BaseException:
+            # Also where the first token was there already: nobody else knows of the stream yet.
+            await stream.aclose()
+            raise
         return EventStream(head, stream)
     wholes = await unless_disconnected(request.receive, whole_answers(deltas))
     usage.completion_tokens = sum(whole.num_tokens for whole in wholes)

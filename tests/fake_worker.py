@@ -17,8 +17,8 @@ LOAD = EngineLoad(
 class FakeWorker:
     """`answer_ids` are produced `tokens_per_frame` a frame, then `stop_token_id` unless EOS is ignored; again
     and again if `is_endless`. Sample i answers with `sample_ids[i]` where there are some, one token of each in turn,
-    with log-probabilities `sample_logprobs[i]`, again and again. `error` is raised, or `engine_error` reported, after `fail_after`
-    tokens."""
+    with log-probabilities `sample_logprobs[i]`, again and again. `error` is raised, or `engine_error` reported, after
+    `fail_after` tokens."""
 
     answer_ids: list[int] = field(default_factory=list)
     stop_token_id: int | None = None
