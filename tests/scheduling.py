@@ -18,7 +18,7 @@ from scheduler import (
 from scheduler.queues import GroupQueue, WaitingQueue
 from scheduler.records import StepRecord
 
-#: what every sampling row gets unless the test says otherwise
+#: what the first sample gets unless the test says otherwise; its siblings get the tokens after it
 ORDINARY_TOKEN = 5
 STOP_TOKEN = 2
 STEP_S = 0.01
@@ -131,7 +131,7 @@ class Stepper:
             row = next(seq for seq in group.sequences if seq.seq_id == chunk.seq_id)
             for seq in [row] if chunk.sample_indices is None else [group.sequences[i] for i in chunk.sample_indices]:
                 canned = self.samples.get(chunk.request_id)
-                samples[seq.seq_id] = [canned.pop(0) if canned else ORDINARY_TOKEN]
+                samples[seq.seq_id] = [canned.pop(0) if canned else ORDINARY_TOKEN + seq.index]
                 token_ids = row.token_ids + samples[seq.seq_id]
                 if self._has_prefix_cache and len(token_ids) % self.blocks.block_size == 0:
                     keys[seq.seq_id] = block_keys(
