@@ -159,7 +159,11 @@ class Engine:
         beams = self._advance_beams(logits, chunks)
         newest = {(event.request_id, event.index): event for event in self._events}
         ends = self.scheduler.update(
-            outputs.step_id, samples, self._clock(), block_keys=block_keys, beams=beams
+            outputs.step_id,
+            samples,
+            self._clock(),
+            block_keys=block_keys,
+            beams={request_id: choices for request_id, choices in beams.items() if choices},
         )
         for end in ends:
             newest[end.request_id, end.index].finish_reason = end.finish_reason
