@@ -16,7 +16,8 @@ class PrefixKeys:
     """Makes keys for blocks of `block_size` tokens."""
 
     def __init__(self, secret: bytes, block_size: int) -> None:
-        self._secret = secret
+        # The hash takes at most 64 bytes as its key.
+        self._secret = blake2b(secret).digest()
         self._block_size = block_size
 
     def root(self, salt: str = "", adapter: str = "") -> BlockKey:
