@@ -3,7 +3,7 @@
 Traces, recordings and the simulator speak of requests in this form. Knows neither files nor clocks.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kv_cache import BlockKey
 from scheduler.requests import Request
@@ -118,9 +118,30 @@ class Work:
 
     def without_keys(self) -> "Work":
         """The same work where no prefix is ever found."""
-        self.arrival.block_keys = []
-        self.output_keys = []
-        return self
+        return replace(self, arrival=replace(self.arrival, block_keys=[]), output_keys=[])
+
+    def under(
+        self, *, block_size_factor: int, has_prefix_cache: bool, max_num_tokens: tuple[int, int]
+    ) -> "Work":
+        """The same work for blocks that are so many times as large, and where the first of two lengths was the
+        limit, with the second one."""
+        was, limit = max_num_tokens
+        work = self
+        if self.arrival.max_num_tokens == was:
+            work = replace(work, arrival=replace(work.arrival, max_num_tokens=limit))
+        if not has_prefix_cache or not self.arrival.block_keys:
+            return work.without_keys()
+        if block_size_factor == 1:
+            return work
+        prompts = self.arrival.block_keys
+        merged_prompts = [keys[block_size_factor - 1 :: block_size_factor] for keys in prompts]
+        output_keys: list[list[BlockKey]] = []
+        for index, keys in enumerate(self.output_keys):
+            place = index if index < len(prompts) else 0
+            # A key stands for everything up to it, so the last of several blocks names them all.
+            merged = (prompts[place] + keys)[block_size_factor - 1 :: block_size_factor]
+            output_keys.append(merged[len(merged_prompts[place]) :])
+        return replace(work, arrival=replace(work.arrival, block_keys=merged_prompts), output_keys=output_keys)
 
 
 def _resumed_output(outputs: list[list[int]], index: int) -> ResumedOutput:

@@ -1,7 +1,6 @@
 """What a replay and a simulation tell while they run, and which sequences take a token from a step."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from scheduler.arrivals import Arrival
 from scheduler.outputs import SchedulerOutputs, SequenceEnd
@@ -9,17 +8,23 @@ from scheduler.records import StepRecord
 from scheduler.sequence import Sequence, SequenceGroup
 
 
-class RunListener(Protocol):
-    """Hears of a run in its order. Times are seconds on the run's clock.
+class RunListener:
+    """Hears of a run in its order; whoever listens overrides what it wants to hear. Times are on the run's clock."""
 
-    `settled` gets a (request, sample) pair for each token. `refused` comes in place of `arrived`.
-    """
+    def arrived(self, arrival: Arrival) -> None:
+        """A request was taken in."""
 
-    def arrived(self, arrival: Arrival) -> None: ...
-    def refused(self, arrival: Arrival) -> None: ...
-    def planned(self, outputs: SchedulerOutputs, record: StepRecord) -> None: ...
-    def settled(self, outputs: SchedulerOutputs, now: float, tokens: list[tuple[str, int]]) -> None: ...
-    def ended(self, ends: list[SequenceEnd], now: float) -> None: ...
+    def refused(self, arrival: Arrival) -> None:
+        """A request can never run."""
+
+    def planned(self, outputs: SchedulerOutputs, record: StepRecord) -> None:
+        """A step was planned, empty ones included."""
+
+    def settled(self, outputs: SchedulerOutputs, now: float, tokens: list[tuple[str, int]]) -> None:
+        """A step has ended; `tokens` has a (request, sample) pair for each token that it gave."""
+
+    def ended(self, ends: list[SequenceEnd], now: float) -> None:
+        """Samples have ended, whatever the reason."""
 
 
 def sampling_sequences(

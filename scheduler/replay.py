@@ -54,7 +54,7 @@ class Replayer:
         pools: Pools | None = None,
     ) -> None:
         self._recording = recording
-        self._listeners = listeners
+        self.listeners = listeners
         self.blocks = (pools or recording.pools).make()
         self.scheduler = Scheduler(config or recording.config, self.blocks)
         self._digest = DecisionDigest(self.blocks.block_size)
@@ -100,11 +100,11 @@ class Replayer:
             self._groups[arrival.request_id] = self.scheduler.add(arrival.to_request())
         except RequestTooLargeError:
             work.num_output_tokens = [arrival.max_tokens] * arrival.num_samples
-            for listener in self._listeners:
+            for listener in self.listeners:
                 listener.refused(arrival)
             return
         self._works[arrival.request_id] = work
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.arrived(arrival)
 
     def _plan(self, event: Planned) -> None:
@@ -119,7 +119,7 @@ class Replayer:
             self._result.difference = Difference(outputs.step_id, event.time_s, describe_step(outputs, record))
             return
         self._result.num_identical_steps += 1
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.planned(outputs, record)
         self._note(outputs.ended, event.time_s, is_digested=True)
         if not outputs.is_empty:
@@ -143,7 +143,7 @@ class Replayer:
         ends = self.scheduler.update(
             event.step_id, samples, event.time_s, block_keys=event.block_keys, beams=beams
         )
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.settled(outputs, event.time_s, tokens)
         self._note(ends, event.time_s)
 
@@ -152,7 +152,7 @@ class Replayer:
             self._digest.note_ends(ends)
         if not ends:
             return
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.ended(ends, now)
         for request_id in dict.fromkeys(end.request_id for end in ends):
             group = self._groups[request_id]

@@ -43,9 +43,6 @@ class StepTimes(RunListener):
             self._last_end_s = None  # the pause before it was idle
         self._num_open += arrival.num_samples
 
-    def refused(self, arrival: Arrival) -> None:
-        pass
-
     def planned(self, outputs: SchedulerOutputs, record: StepRecord) -> None:
         if self._last_end_s is not None:
             self.pauses_s.append(record.time_s - self._last_end_s)
