@@ -40,14 +40,18 @@ class Settlement:
             if not do_sample:
                 continue
             seq.num_pending_samples -= 1
-            if not group.is_forked and not group.is_beam and not seq.status.is_finished:
+            if seq.status.is_finished:
+                continue
+            num_tokens = 1
+            if group.is_forked and not group.is_beam:
+                self._append(group, seq, samples[seq.seq_id], block_keys, ended)
+            elif not group.is_beam:
                 self._part(group)
+                num_tokens = len(group.live)
                 for sibling in group.live:
                     self._append(group, sibling, samples[sibling.seq_id], block_keys, ended)
-            elif not seq.status.is_finished and not group.is_beam:
-                self._append(group, seq, samples[seq.seq_id], block_keys, ended)
-            if self._share is not None and group.is_forked:
-                self._share.charge_decode(group.tenant, 1)
+            if self._share is not None:
+                self._share.charge_decode(group.tenant, num_tokens)
         return ended
 
     def _append(
