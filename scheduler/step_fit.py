@@ -5,7 +5,7 @@ Owns the sums and the solving, in plain Python. Knows nothing of files.
 
 from collections.abc import Sequence as Rows
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 
 from scheduler.arrivals import Arrival
 from scheduler.listening import RunListener
@@ -17,8 +17,11 @@ from scheduler.step_model import PRESETS, StepModel, StepWork, step_work
 MAX_STEPS_TO_FIT = 4000
 MIN_STEPS_TO_FIT = 20
 NUM_ROUNDS = 12
-#: relative errors beyond so many robust standard deviations count less the larger they are (Huber's weights)
-HUBER_WIDTH = 1.345
+#: relative errors beyond so many robust standard deviations count less the larger they are (Huber's weights); wide,
+#: since a queue grows by the mean of the steps, ordinary noise included
+HUBER_WIDTH = 3.0
+#: pauses beyond this share of them are somebody else's doing
+PAUSE_SHARE = 0.98
 _MAD_TO_SIGMA = 1.4826
 
 
@@ -61,7 +64,8 @@ class StepTimes(RunListener):
     def fit(self) -> StepModel:
         """Raises FitError if there were too few steps."""
         model = fit_step_model(self.works, self.durations_s)
-        pause_s = median(self.pauses_s) if self.pauses_s else 0.0
+        pauses_s = sorted(self.pauses_s)[: max(int(len(self.pauses_s) * PAUSE_SHARE), 1)]
+        pause_s = fmean(pauses_s) if pauses_s else 0.0
         copied_token_s = model.copied_token_s
         if not any(work[5] for work in self.works):
             copied_token_s = PRESETS["cpu-demo"].copied_token_s  # never seen: better a guess than for nothing
@@ -74,29 +78,37 @@ def fit_step_model(works: Rows[StepWork], durations_s: Rows[float]) -> StepModel
     pairs = [(w, t) for w, t in zip(works[::stride], durations_s[::stride], strict=True) if t > 0.0]
     if len(pairs) < MIN_STEPS_TO_FIT:
         raise FitError(f"{len(pairs)} steps are too few to fit a step-time model: {MIN_STEPS_TO_FIT} are needed")
-    rows = [tuple(term / t for term in work) for work, t in pairs]
-    scales = [max(max(abs(row[column]) for row in rows), 1e-300) for column in range(6)]
-    rows = [tuple(term / scale for term, scale in zip(row, scales, strict=True)) for row in rows]
-    weights = [1.0] * len(rows)
+    times = [t for _, t in pairs]
+    scales = [max(max(abs(work[column]) for work, _ in pairs), 1e-300) for column in range(6)]
+    rows = [tuple(term / scale for term, scale in zip(work, scales, strict=True)) for work, _ in pairs]
+    expected = [median(times)] * len(rows)
+    robust = [1.0] * len(rows)
     solution = [0.0] * 6
     for _ in range(NUM_ROUNDS):
-        solution = _solve_not_negative(rows, weights)
-        errors = [abs(1.0 - sum(x * c for x, c in zip(row, solution, strict=True))) for row in rows]
+        # Relative to what is expected, not to what was measured: else the model would lean to the steps that
+        # happened to be short.
+        weights = [factor / m**2 for factor, m in zip(robust, expected, strict=True)]
+        solution = _solve_not_negative(rows, times, weights)
+        floor = median(times) / 100
+        expected = [max(sum(x * c for x, c in zip(row, solution, strict=True)), floor) for row in rows]
+        errors = [abs(t - m) / m for t, m in zip(times, expected, strict=True)]
         width = HUBER_WIDTH * max(_MAD_TO_SIGMA * median(errors), 1e-6)
-        weights = [1.0 if error <= width else width / error for error in errors]
+        robust = [1.0 if error <= width else width / error for error in errors]
     return StepModel(*(c / scale for c, scale in zip(solution, scales, strict=True)))
 
 
-def _solve_not_negative(rows: Rows[tuple[float, ...]], weights: Rows[float]) -> list[float]:
-    """Coefficients of all rows to 1.0; the most negative one is dropped and the rest solved again, until none is."""
+def _solve_not_negative(
+    rows: Rows[tuple[float, ...]], times: Rows[float], weights: Rows[float]
+) -> list[float]:
+    """Coefficients of `rows` to `times`; the most negative one is dropped and the rest solved again, until none is."""
     size = len(rows[0])
     matrix = [[0.0] * size for _ in range(size)]
     target = [0.0] * size
-    for row, weight in zip(rows, weights, strict=True):
+    for row, time_s, weight in zip(rows, times, weights, strict=True):
         for i, term in enumerate(row):
             if term:
                 weighted = weight * term
-                target[i] += weighted
+                target[i] += weighted * time_s
                 line = matrix[i]
                 for j in range(i, size):
                     line[j] += weighted * row[j]
