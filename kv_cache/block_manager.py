@@ -4,6 +4,7 @@ Every verb is all or nothing: it returns what it did, or None and changes nothin
 the order in which copies run, are the tensor pool's and the scheduler's business; keys come from outside.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
@@ -130,6 +131,12 @@ class BlockManager:
         """Different device blocks that these sequences hold, with what is kept for them."""
         held = {block for seq_id in seq_ids for block in self._device_tables.get(seq_id, ())}
         return len(held) + sum(len(self._reserves.get(seq_id, ())) for seq_id in seq_ids)
+
+    def num_freed_by(self, seq_ids: list[int]) -> int:
+        """Device blocks that would be free without these sequences: those that nobody else holds."""
+        holders = Counter(block for seq_id in seq_ids for block in self._device_tables[seq_id])
+        num_own = sum(count == self._device.num_references(block) for block, count in holders.items())
+        return num_own + sum(len(self._reserves.get(seq_id, ())) for seq_id in seq_ids)
 
     # -- verbs ---------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from itertools import islice
 
 from kv_cache import BlockManager
 from scheduler.admission import Admission
-from scheduler.config import SchedulerConfig
+from scheduler.config import QueuePolicy, SchedulerConfig
 from scheduler.decode import run_decodes
 from scheduler.preemption import Preemptor
 from scheduler.prefill import run_prefill
@@ -75,8 +75,10 @@ class ChunkedPrefillPolicy:
         )
 
     def _continue(self, midway: list[SequenceGroup], step: Step) -> None:
-        """The next chunk of prompts that hold their blocks already, oldest first."""
+        """The next chunk of prompts that hold their blocks already, oldest first; more urgent new ones go before."""
         for group in midway:
+            if self._config.queue_policy is QueuePolicy.PRIORITY:
+                self._admit_in_order(step, before=group)
             if group.live[0].status is SequenceStatus.RUNNING:  # not preempted in this step
                 run_prefill(group, self._blocks, step, self._config.chunk_alignment, whole=False)
 
@@ -96,11 +98,15 @@ class ChunkedPrefillPolicy:
                 break
         return passed
 
-    def _admit_in_order(self, step: Step) -> None:
+    def _admit_in_order(self, step: Step, before: SequenceGroup | None = None) -> None:
+        """Admit until somebody has to wait; with `before`, only those of a more urgent class than that group."""
         while not step.has_preempted and (group := self._queues.waiting.head) is not None:
+            if before is not None and (group.priority >= before.priority or group.order > before.order):
+                return
             reason = self._admission.admit(group, step, whole=False, max_partial=self._max_partial())
             if reason is not None:
-                step.record.waiting_reason = reason
+                if before is None:
+                    step.record.waiting_reason = reason
                 return
 
     def _max_partial(self) -> int | None:

@@ -21,24 +21,38 @@ class Urgency:
         self._max_num_seqs = max_num_seqs
 
     def make_room(self, step: Step) -> None:
-        """Preempt as many victims as the urgent group needs slots and blocks, or none if they would not do."""
+        """Preempt as many victims as the urgent group needs slots and blocks, or none if they would not do.
+
+        It may come in with the step after one that preempts, when running answers have grown once more.
+        """
         urgent = self._most_urgent()
         if urgent is None or urgent.is_in_flight:
             return
+        candidates = [
+            group
+            for group in self._queues.running.newest_first()
+            if group.priority > urgent.priority and group.order > urgent.order and may_be_preempted(group)
+        ]
+        if not candidates:
+            return
         num_slots = self._max_num_seqs - sum(group.num_seqs for group in self._queues.running) - urgent.num_seqs
-        num_blocks = self._blocks.num_admissible_device_blocks - self._num_wanted(urgent) - self._growth()
+        num_blocks = self._blocks.num_admissible_device_blocks - self._num_wanted(urgent)
+        if num_slots >= 0 and num_blocks >= self._growth(num_steps=1):
+            return
+        num_blocks -= self._growth(num_steps=2)
         victims: list[SequenceGroup] = []
-        for group in self._queues.running.newest_first():
-            if num_slots >= 0 and num_blocks >= 0:
+        given_up: list[int] = []
+        for group in candidates:
+            victims.append(group)
+            num_slots += group.num_seqs
+            given_up += [seq.seq_id for seq in group.live]
+            if num_slots >= 0 and num_blocks + self._blocks.num_freed_by(given_up) >= 0:
                 break
-            if group.priority > urgent.priority and group.order > urgent.order and may_be_preempted(group):
-                victims.append(group)
-                num_slots += group.num_seqs
-                num_blocks += self._blocks.num_held_blocks([seq.seq_id for seq in group.live])
-        if num_slots >= 0 and num_blocks >= 0:
-            for victim in victims:
-                victim.waits_for = urgent
-                self._preemptor.preempt(victim, urgent, step, reason="priority")
+        else:
+            return
+        for victim in victims:
+            victim.waits_for = urgent
+            self._preemptor.preempt(victim, urgent, step, reason="priority")
 
     def _most_urgent(self) -> SequenceGroup | None:
         heads = [head for head in (self._queues.waiting.head, self._queues.swapped.head) if head is not None]
@@ -50,11 +64,15 @@ class Urgency:
         requests, num_reserved = table_requests(urgent, self._blocks)
         return self._blocks.num_needed_blocks(requests) + num_reserved
 
-    def _growth(self) -> int:
-        """Blocks that running answers may take in this step and the next one."""
-        return sum(
-            self._blocks.num_missing_blocks(seq.seq_id, seq.num_scheduled_tokens + 2)
-            for group in self._queues.running
-            if not group.is_prefilling
-            for seq in group.live
-        )
+    def _growth(self, *, num_steps: int) -> int:
+        """Blocks that running answers may take in this step, or in this one and the next."""
+        num_blocks = 0
+        for group in self._queues.running:
+            num_siblings = 1 if group.is_forked else group.num_seqs
+            for seq in group.live:
+                num_tokens = seq.num_scheduled_tokens + num_steps
+                if seq.num_scheduled_tokens < seq.prefill_end:
+                    # Its blocks are there already; only where this step completes it, the next one writes more.
+                    num_tokens = seq.num_tokens + num_steps - 1
+                num_blocks += num_siblings * self._blocks.num_missing_blocks(seq.seq_id, num_tokens)
+        return num_blocks
