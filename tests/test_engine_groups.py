@@ -1,23 +1,22 @@
 """Several answers to a prompt by the real engine on tiny models: samples, ends of single ones, resumed requests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.group_runs import Run
 from tests.oracle.prompts import tiny_prompts
 from tests.tiny_models import save_tiny_model
 from worker.config import EngineConfig
 from worker.engine import Engine, RequestError
-from worker.types import BeamParams, EngineRequest, SamplingParams, TokenEvent
+from worker.types import BeamParams, EngineRequest, SamplingParams
 
 BLOCK_SIZE = 8
 NUM_TOKENS = 24
 PROMPTS = tiny_prompts([13, 40, 16, 8, 29, 5])
 SAMPLED = SamplingParams(max_tokens=NUM_TOKENS, n=4, temperature=1.0, seed=11, ignore_eos=True)
-#: Greedy and sampled answers of one engine agree with those of another up to rounding: tiny models decide clearly.
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,39 +39,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
         num_device_blocks=200,
         chunk_alignment=1,
     )
-
-
-class Run:
-    """Answers by (request, index) of requests that arrive at once; `hook` is called before each step."""
-
-    def __init__(
-        self, engine: Engine, requests: list[EngineRequest], hook: Callable[[int, "Run"], None] = lambda step, run: None
-    ) -> None:
-        self.engine = engine
-        self.answers = {(r.request_id, index): [] for r in requests for index in range(r.params.n)}
-        self.reasons: dict[tuple[str, int], str] = {}
-        self.cached: dict[str, int] = {}
-        for request in requests:
-            engine.add_request(request, 0.0)
-        step = 0
-        while engine.has_unfinished():
-            hook(step, self)
-            for event in engine.step(float(step)):
-                self._take(event)
-            engine.block_manager.check_integrity()
-            step += 1
-        engine.check_integrity()
-        assert self.reasons.keys() == self.answers.keys()
-
-    def _take(self, event: TokenEvent) -> None:
-        key = (event.request_id, event.index)
-        assert key not in self.reasons, "an event after the last one"
-        self.answers[key] += event.token_ids
-        if event.num_cached_tokens is not None:
-            assert event.request_id not in self.cached
-            self.cached[event.request_id] = event.num_cached_tokens
-        if event.finish_reason is not None:
-            self.reasons[key] = event.finish_reason
 
 
 def requests_of(params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> list[EngineRequest]:
