@@ -42,7 +42,7 @@ def test_defaults_on_the_cpu_suit_a_slow_machine() -> None:
     assert resolved.num_host_blocks == 1000
     assert resolve("cpu", preemption_mode="recompute").num_host_blocks == 0
     assert resolved.scheduler_policy is SchedulerPolicy.CHUNKED_PREFILL
-    assert resolved.preemption_mode is PreemptionMode.RECOMPUTE
+    assert resolved.preemption_mode is PreemptionMode.AUTO
     assert resolved.notes == ()
 
 
