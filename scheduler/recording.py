@@ -28,6 +28,8 @@ FORMAT_VERSION = 1
 #: of a block key; in base64 12 characters
 KEY_DIGEST_BYTES = 9
 BUFFER_BYTES = 1 << 18
+#: a busy engine that is killed loses at most what so many seconds recorded
+FLUSH_PERIOD_S = 1.0
 
 
 class Recorder:
@@ -41,6 +43,7 @@ class Recorder:
         self._file, self.path = _create(path)
         self._tenants: dict[str, str] = {}
         self._now = 0.0
+        self._flushed_s = 0.0
         self._digest = DecisionDigest(1)
 
     def begin(self, config: SchedulerConfig, blocks: BlockManager) -> None:
@@ -152,6 +155,9 @@ class Recorder:
         """After the step was planned."""
         self._now = record.time_s
         self._write({"schedule": record.time_s, "digest": self._digest.of_step(outputs, record)})
+        if record.time_s >= self._flushed_s + FLUSH_PERIOD_S:
+            self._flushed_s = record.time_s
+            self.flush()
 
     # -- the file ------------------------------------------------------------------------------------------------
 

@@ -124,6 +124,18 @@ def test_what_was_recorded_is_on_disk_once_the_engine_is_idle(tmp_path: Path) ->
     recorder.close()
 
 
+def test_a_busy_engine_loses_at_most_the_last_second(tmp_path: Path) -> None:
+    recorder = Recorder(str(tmp_path / "run"))
+    scheduler = Scheduler(SchedulerConfig(16, 4, 64), BlockManager(4, 40, 0), recorder)
+    scheduler.add(Request("r", [1] * 3, StopRules(60, 64), 0.0))
+    for step in range(50):
+        outputs = scheduler.schedule(step * 0.1)
+        scheduler.update(outputs.step_id, {0: [1]}, step * 0.1 + 0.05)
+    assert scheduler.has_unfinished()
+    assert 40 <= replayed(tmp_path / "run").num_identical_steps <= 50
+    recorder.close()
+
+
 def test_a_recording_that_was_cut_off_in_the_middle_of_a_line_is_read_up_to_there(tmp_path: Path) -> None:
     recorded(tmp_path / "run")
     text = (tmp_path / "run").read_text()
