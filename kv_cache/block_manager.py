@@ -140,14 +140,15 @@ class BlockManager:
 
     # -- verbs ---------------------------------------------------------------------------------------------------
 
-    def allocate(self, requests: list[TableRequest], num_reserved: int = 0) -> list[int] | None:
+    def allocate(self, requests: list[TableRequest], num_reserved: int = 0, *, headroom: int = 0) -> list[int] | None:
         """Tables for the sequences of one group, and `num_reserved` blocks kept for their first `append_slots`.
 
         Returns for each how many of its tokens the prefix cache already holds: whole blocks, and never all tokens,
         as the last one must be computed. Cached blocks count as free, but not those that this group hits itself.
+        None if fewer than `headroom` blocks above the watermark would be left.
         """
         hits = self._hits(requests)
-        if self._num_needed(requests, hits) + num_reserved > self.num_admissible_device_blocks:
+        if self._num_needed(requests, hits) + num_reserved + headroom > self.num_admissible_device_blocks:
             return None
         for request, found in zip(requests, hits, strict=True):
             assert request.seq_id not in self._device_tables
@@ -249,17 +250,17 @@ class BlockManager:
             self._device.release(self._device_tables.pop(seq_id) + self._reserves.pop(seq_id, []))
         return pairs
 
-    def swap_in(self, num_tokens: dict[int, int], num_reserved: int = 0) -> BlockPairs | None:
+    def swap_in(self, num_tokens: dict[int, int], num_reserved: int = 0, *, headroom: int = 0) -> BlockPairs | None:
         """Bring a group back, with room for all `num_tokens[seq_id]` known tokens of each sequence.
 
         Blocks to copy on the next write of a sequence, and `num_reserved` more, are kept for its `append_slots`.
-        Returns (host, device) pairs, None if the device pool has not enough above the watermark.
+        Returns (host, device) pairs, None if fewer than `headroom` device blocks above the watermark would be left.
         """
         kept = {seq_id: self._host_tables[seq_id] for seq_id in num_tokens}
         unique = _unique_blocks(kept)
         num_new = {s: max(self.num_blocks_for(n) - len(kept[s]), 0) for s, n in num_tokens.items()}
         num_reserved += self._num_copies_on_write(kept, num_tokens)
-        if len(unique) + sum(num_new.values()) + num_reserved > self.num_admissible_device_blocks:
+        if len(unique) + sum(num_new.values()) + num_reserved + headroom > self.num_admissible_device_blocks:
             return None
         pairs = list(zip(unique, self._device.take(len(unique)), strict=True))
         self._move(pairs, kept, self._device, self._device_tables)

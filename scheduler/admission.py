@@ -9,7 +9,7 @@ from scheduler.queues import Queues
 from scheduler.records import WaitReason
 from scheduler.sequence import SequenceGroup, SequenceStatus
 from scheduler.step import Step
-from scheduler.tables import swap_requests, table_requests
+from scheduler.tables import headroom, swap_requests, table_requests
 
 
 class Admission:
@@ -53,7 +53,7 @@ class Admission:
         if (reason := _gate(len(group.live), group, step)) is not None:
             return reason
         num_tokens, num_reserved = swap_requests(group, self._blocks)
-        pairs = self._blocks.swap_in(num_tokens, num_reserved)
+        pairs = self._blocks.swap_in(num_tokens, num_reserved, headroom=headroom(group, self._queues))
         if pairs is None:
             num_blocks = self._blocks.num_swapped_blocks_wanted(num_tokens, num_reserved)
             if self._status(num_blocks) is AllocStatus.LATER:
@@ -89,7 +89,7 @@ class Admission:
         if max_partial is not None and max_partial < 1 and group.num_uncomputed_tokens > step.budget.remaining_tokens:
             return WaitReason.PARTIAL_PREFILL_CAP
         requests, num_reserved = table_requests(group, self._blocks)
-        num_cached = self._blocks.allocate(requests, num_reserved)
+        num_cached = self._blocks.allocate(requests, num_reserved, headroom=headroom(group, self._queues))
         if num_cached is None:
             num_blocks = self._blocks.num_wanted_blocks(requests) + num_reserved
             if self._status(num_blocks) is AllocStatus.LATER:

@@ -1,6 +1,7 @@
 """What a group asks of the block manager when it is let in: tables that share what its sequences have in common."""
 
 from kv_cache import BlockManager, TableRequest
+from scheduler.queues import Queues
 from scheduler.sequence import Sequence, SequenceGroup
 
 
@@ -24,6 +25,17 @@ def table_requests(group: SequenceGroup, blocks: BlockManager) -> tuple[list[Tab
 def swap_requests(group: SequenceGroup, blocks: BlockManager) -> tuple[dict[int, int], int]:
     """Known tokens by sequence, and the number of blocks to keep for the parting of its siblings."""
     return {seq.seq_id: seq.num_tokens for seq in group.live}, _num_copies(group, blocks)
+
+
+def headroom(group: SequenceGroup, queues: Queues) -> int:
+    """Blocks that must stay free beside the group when it comes back, so that running answers can grow.
+
+    None after its first preemption; from then on a block more for each of their sequences every time, or a pool
+    under pressure throws out and takes back the same group again and again.
+    """
+    if group.num_preemptions < 2:
+        return 0
+    return (group.num_preemptions - 1) * sum(other.num_seqs for other in queues.running)
 
 
 def _num_copies(group: SequenceGroup, blocks: BlockManager) -> int:

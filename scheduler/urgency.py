@@ -5,7 +5,7 @@ from scheduler.preemption import Preemptor, may_be_preempted
 from scheduler.queues import Queues
 from scheduler.sequence import SequenceGroup
 from scheduler.step import Step
-from scheduler.tables import swap_requests, table_requests
+from scheduler.tables import headroom, swap_requests, table_requests
 
 
 class Urgency:
@@ -37,6 +37,7 @@ class Urgency:
             return
         num_slots = self._max_num_seqs - sum(group.num_seqs for group in self._queues.running) - urgent.num_seqs
         num_blocks = self._blocks.num_admissible_device_blocks - self._num_wanted(urgent)
+        num_blocks -= headroom(urgent, self._queues)
         if num_slots >= 0 and num_blocks >= self._growth(num_steps=1):
             return
         num_blocks -= self._growth(num_steps=2)
