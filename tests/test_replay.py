@@ -204,3 +204,27 @@ def test_a_recording_into_a_folder_that_is_not_there_is_refused_before_anything_
 ) -> None:
     with pytest.raises(ConfigError, match="record: there is no folder"):
         Engine(EngineConfig(model=str(model), record=str(tmp_path / "no" / "file")))
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(1200)
+def test_the_run_of_the_demo_model_is_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """500 requests; the errors are printed. The goal is 9%; on a machine with other work they are larger."""
+    path = tmp_path / "demo.rec"
+    engine = Engine(EngineConfig(device="cpu", max_model_len=1024, num_device_blocks=120, record=str(path)))
+    requests = random_live_requests(
+        Random(8), NUM_REQUESTS, vocab_size=engine.vocab_size, mean_gap_s=0.6, prompt_tokens=(10, 200),
+        output_tokens=(4, 40),
+    )  # fmt: skip
+    run_live(engine, requests)
+    engine.close()
+    exit_code, text = answer(capsys, "replay", str(path), "--predict")
+    with capsys.disabled():
+        print(f"\n{text}")
+    assert exit_code == 0
+    assert f"{NUM_REQUESTS} requests" in text
+    assert "100.0% identical" in text
+    assert "error of the simulated medians" in text
