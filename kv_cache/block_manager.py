@@ -5,47 +5,16 @@ the order in which copies run, are the tensor pool's and the scheduler's busines
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
-from enum import Enum
 from math import ceil
 
 from kv_cache.block_pool import BlockKey, BlockPool
+from kv_cache.moved_tables import Tables, num_copies_on_write, renamed, unique_blocks
+from kv_cache.table_request import AllocStatus, PrefixCounts, TableRequest
 
 #: Block 0 of the device pool is never given out: padding reads and writes it.
 NULL_BLOCK = 0
 
 BlockPairs = list[tuple[int, int]]
-
-
-class AllocStatus(Enum):
-    """Whether a group can have its blocks: OK now, LATER when others release some, NEVER in this pool."""
-
-    OK = "ok"
-    LATER = "later"
-    NEVER = "never"
-
-
-@dataclass(slots=True)
-class TableRequest:
-    """A table wanted for the `num_tokens` known tokens of one sequence.
-
-    `block_keys` names its full blocks as far as they may be found in the prefix cache. Its first
-    `num_shared_blocks` blocks are those of the table requested at place `shared_with` of the same call.
-    """
-
-    seq_id: int
-    num_tokens: int
-    block_keys: list[BlockKey] = field(default_factory=list)
-    shared_with: int = 0
-    num_shared_blocks: int = 0
-
-
-@dataclass(slots=True)
-class PrefixCounts:
-    """Blocks looked up in the prefix cache, and found."""
-
-    num_queried_blocks: int = 0
-    num_hit_blocks: int = 0
 
 
 class BlockManager:
@@ -66,10 +35,10 @@ class BlockManager:
         self._device = BlockPool(num_device_blocks, first_id=NULL_BLOCK + 1)
         self._host = BlockPool(num_host_blocks)
         self._num_watermark_blocks = ceil(watermark * self._device.num_usable)
-        self._device_tables: dict[int, list[int]] = {}
-        self._host_tables: dict[int, list[int]] = {}
+        self._device_tables: Tables = {}
+        self._host_tables: Tables = {}
         #: blocks kept for the first writes of a group's sequences into the blocks they share, by its first sequence
-        self._reserves: dict[int, list[int]] = {}
+        self._reserves: Tables = {}
 
     # -- counts --------------------------------------------------------------------------------------------------
 
@@ -102,6 +71,10 @@ class BlockManager:
     def num_admissible_device_blocks(self) -> int:
         """Free blocks above the watermark."""
         return self._device.num_free - (self._num_watermark_blocks if self._device.num_used else 0)
+
+    def refusal(self, num_blocks: int) -> AllocStatus:
+        """What it means that `num_blocks` were refused."""
+        return AllocStatus.LATER if num_blocks <= self._device.num_usable else AllocStatus.NEVER
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -241,11 +214,13 @@ class BlockManager:
         A block that several of them share moves once. Returns (device, host) pairs, None if the host pool is full.
         """
         kept = {seq_id: self._device_tables[seq_id][: self.num_blocks_for(n)] for seq_id, n in num_tokens.items()}
-        unique = _unique_blocks(kept)
+        unique = unique_blocks(kept)
         if len(unique) > self._host.num_free:
             return None
         pairs = list(zip(unique, self._host.take(len(unique)), strict=True))
-        self._move(pairs, kept, self._host, self._host_tables)
+        moved, shared = renamed(kept, dict(pairs))
+        self._host.hold(shared)
+        self._host_tables |= moved
         for seq_id in num_tokens:
             self._device.release(self._device_tables.pop(seq_id) + self._reserves.pop(seq_id, []))
         return pairs
@@ -257,16 +232,17 @@ class BlockManager:
         Returns (host, device) pairs, None if fewer than `headroom` device blocks above the watermark would be left.
         """
         kept = {seq_id: self._host_tables[seq_id] for seq_id in num_tokens}
-        unique = _unique_blocks(kept)
-        num_new = {s: max(self.num_blocks_for(n) - len(kept[s]), 0) for s, n in num_tokens.items()}
-        num_reserved += self._num_copies_on_write(kept, num_tokens)
-        if len(unique) + sum(num_new.values()) + num_reserved + headroom > self.num_admissible_device_blocks:
+        if self.num_swapped_blocks_wanted(num_tokens, num_reserved) + headroom > self.num_admissible_device_blocks:
             return None
+        unique = unique_blocks(kept)
         pairs = list(zip(unique, self._device.take(len(unique)), strict=True))
-        self._move(pairs, kept, self._device, self._device_tables)
-        for seq_id in num_tokens:
-            self._device_tables[seq_id] += self._device.take(num_new[seq_id])
+        moved, shared = renamed(kept, dict(pairs))
+        self._device.hold(shared)
+        self._device_tables |= moved
+        for seq_id, count in num_tokens.items():
+            self._device_tables[seq_id] += self._device.take(self.num_missing_blocks(seq_id, count))
             self._host.release(self._host_tables.pop(seq_id))
+        num_reserved += num_copies_on_write(kept, num_tokens, self.block_size)
         if num_reserved:
             self._reserves[next(iter(num_tokens))] = self._device.take(num_reserved)
         return pairs
@@ -275,7 +251,8 @@ class BlockManager:
         """Device blocks that `swap_in` with these arguments needs."""
         kept = {seq_id: self._host_tables[seq_id] for seq_id in num_tokens}
         num_new = sum(max(self.num_blocks_for(n) - len(kept[s]), 0) for s, n in num_tokens.items())
-        return len(_unique_blocks(kept)) + num_new + num_reserved + self._num_copies_on_write(kept, num_tokens)
+        num_copies = num_copies_on_write(kept, num_tokens, self.block_size)
+        return len(unique_blocks(kept)) + num_new + num_reserved + num_copies
 
     def free(self, seq_id: int) -> None:
         """Release what the sequence holds, wherever it is. A sequence that holds nothing is left alone."""
@@ -304,29 +281,3 @@ class BlockManager:
             for request, found in zip(requests, hits, strict=True)
         )
         return num_new + len({block for found in hits for block in found if not self._device.num_references(block)})
-
-    def _num_copies_on_write(self, kept: dict[int, list[int]], num_tokens: dict[int, int]) -> int:
-        """Blocks that writing the last known token of each sequence will copy."""
-        writers: dict[int, int] = {}
-        for seq_id, table in kept.items():
-            place = (num_tokens[seq_id] - 1) // self.block_size
-            if place < len(table):
-                writers[table[place]] = writers.get(table[place], 0) + 1
-        return sum(count - 1 for count in writers.values())
-
-    @staticmethod
-    def _move(
-        pairs: BlockPairs, kept: dict[int, list[int]], to: BlockPool, tables: dict[int, list[int]]
-    ) -> None:
-        """Write the tables of the moved sequences in the ids of pool `to`, one reference for each holder."""
-        destination = dict(pairs)
-        seen: set[int] = set()
-        for seq_id, blocks in kept.items():
-            table = [destination[block] for block in blocks]
-            to.hold([block for block in table if block in seen])
-            seen.update(table)
-            tables[seq_id] = table
-
-
-def _unique_blocks(tables: dict[int, list[int]]) -> list[int]:
-    return list(dict.fromkeys(block for table in tables.values() for block in table))

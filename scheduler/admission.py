@@ -56,7 +56,7 @@ class Admission:
         pairs = self._blocks.swap_in(num_tokens, num_reserved, headroom=headroom(group, self._queues))
         if pairs is None:
             num_blocks = self._blocks.num_swapped_blocks_wanted(num_tokens, num_reserved)
-            if self._status(num_blocks) is AllocStatus.LATER:
+            if self._blocks.refusal(num_blocks) is AllocStatus.LATER:
                 return WaitReason.BLOCKS
             self._queues.unpark(group)
             _end_for_lack_of_blocks(group, num_blocks, self._blocks, step)
@@ -92,7 +92,7 @@ class Admission:
         num_cached = self._blocks.allocate(requests, num_reserved, headroom=headroom(group, self._queues))
         if num_cached is None:
             num_blocks = self._blocks.num_wanted_blocks(requests) + num_reserved
-            if self._status(num_blocks) is AllocStatus.LATER:
+            if self._blocks.refusal(num_blocks) is AllocStatus.LATER:
                 return WaitReason.BLOCKS
             self._queues.stop_waiting(group)
             _end_for_lack_of_blocks(group, num_blocks, self._blocks, step)
@@ -143,10 +143,6 @@ class Admission:
         for seq in group.live:
             step.add_decode(group, seq, self._blocks.block_table(seq.seq_id))
             step.record.decode_request_ids.append(group.request_id)
-
-    def _status(self, num_blocks: int) -> AllocStatus:
-        """Of a group that was refused `num_blocks`."""
-        return AllocStatus.LATER if num_blocks <= self._blocks.num_usable_device_blocks else AllocStatus.NEVER
 
 
 def _gate(num_tokens: int, group: SequenceGroup, step: Step) -> WaitReason | None:
