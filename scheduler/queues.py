@@ -1,7 +1,6 @@
 """The queues of sequence groups, each in the shared order: policy key, then arrival."""
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -100,7 +99,7 @@ class FairWaitingQueue:
     def __init__(self, share: FairShare) -> None:
         self._share = share
         self._preempted = GroupQueue()
-        self._new: OrderedDict[str, OrderedDict[str, SequenceGroup]] = OrderedDict()
+        self._new: dict[str, GroupQueue] = {}
 
     def __len__(self) -> int:
         return len(self._preempted) + sum(map(len, self._new.values()))
@@ -108,7 +107,7 @@ class FairWaitingQueue:
     def __iter__(self) -> Iterator[SequenceGroup]:
         yield from self._preempted
         for tenant in sorted(self._new, key=self._share.counter):
-            yield from self._new[tenant].values()
+            yield from self._new[tenant]
 
     def add(self, group: SequenceGroup) -> None:
         if group.num_preemptions:
@@ -116,15 +115,15 @@ class FairWaitingQueue:
             return
         if group.tenant not in self._new:
             self._share.lift(group.tenant, list(self._new))
-            self._new[group.tenant] = OrderedDict()
-        self._new[group.tenant][group.request_id] = group
+            self._new[group.tenant] = GroupQueue()
+        self._new[group.tenant].add(group)
 
     def remove(self, group: SequenceGroup) -> None:
         if group.num_preemptions:
             self._preempted.remove(group)
             return
         own = self._new[group.tenant]
-        del own[group.request_id]
+        own.remove(group)
         if not own:
             del self._new[group.tenant]
 
@@ -135,7 +134,7 @@ class FairWaitingQueue:
         if not self._new:
             return None
         tenant = min(self._new, key=self._share.counter)
-        return next(iter(self._new[tenant].values()))
+        return self._new[tenant].head
 
     @property
     def first_preempted(self) -> SequenceGroup | None:

@@ -218,3 +218,13 @@ def test_counters_are_lifted_to_the_least_served_of_those_who_wait() -> None:
     assert share.counter("c") == share.counter("b") == 10 * DECODE_TOKEN_COST
     share.lift("a", ["b", "c"])
     assert share.counter("a") == 100 * DECODE_TOKEN_COST
+
+
+def test_a_request_that_waits_keeps_its_place_when_one_of_its_samples_ends_outside() -> None:
+    stepper = Stepper(order="fair", max_num_seqs=2)
+    stepper.add("running", 5, n=2, max_tokens=2, tenant="a")
+    stepper.step()
+    stepper.add("resumed", 5, n=2, max_tokens=9, tenant="a", outputs=[[5, 5], [6, 6]])
+    stepper.add("later", 5, tenant="a")
+    stepper.finish("resumed", 1)
+    assert stepper.waiting == ["resumed", "later"]
