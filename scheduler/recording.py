@@ -225,12 +225,14 @@ def _likeness(
 ) -> list[int] | None:
     """[sequence, sibling, count]: the first `count` new tokens are those that the sibling has at the same places.
 
-    Siblings share blocks as far as their tokens agree, so a replay has to know where they do.
+    Siblings share blocks as far as they begin alike, so a replay has to know how far they do; one whose earlier tokens
+    differ does not count.
     """
     own, place = samples[seq.seq_id], len(row_seq.token_ids)
+    before = row_seq.token_ids[seq.num_prompt_tokens : place]
     best: list[int] | None = None
     for sibling in group.sequences:
-        if sibling is seq:
+        if sibling is seq or (group.is_forked and sibling.token_ids[seq.num_prompt_tokens : place] != before):
             continue
         known = sibling.token_ids[place : place + len(own)]
         if not known and sibling.index < seq.index and (not group.is_forked or len(sibling.token_ids) == place):

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 import tests.integer_oracle.player as player
+from deployments.config import AppArgs
 from kv_cache import BlockManager
 from scheduler import PreemptionMode, QueuePolicy, Request, Scheduler, SchedulerConfig, SchedulerPolicy, StopRules
 from scheduler.recording import Recorder
@@ -69,6 +70,57 @@ def test_replay_of_random_runs_with_groups_beams_and_cancels_decides_the_same(
         assert result.num_identical_steps == result.num_steps
         num_steps += result.num_steps
     assert num_steps > 1000
+
+
+def play_siblings(path: Path, seed: int) -> None:
+    """Groups of up to four whose tokens are zeros and ones, so that siblings agree for a while; some are resumed."""
+    rng = Random(seed)
+    recorder = Recorder(str(path))
+    blocks = BlockManager(2, 26, rng.choice([0, 8]))
+    config = SchedulerConfig(24, 10, 40, preemption_mode=rng.choice(list(PreemptionMode)))
+    scheduler = Scheduler(config, blocks, recorder)
+    for number in range(8):
+        num_samples = rng.randint(1, 4)
+        outputs = [[rng.randint(0, 1) for _ in range(rng.randint(1, 5))] for _ in range(num_samples)]
+        rules = StopRules(rng.randint(6, 14), 40)
+        scheduler.add(
+            Request(
+                f"r{number}", [5] * rng.randint(1, 9), rules, 0.0, num_samples,
+                output_token_ids=outputs if rng.random() < 0.5 else [],
+            )
+        )  # fmt: skip
+    now = 1.0
+    while scheduler.has_unfinished():
+        outputs = scheduler.schedule(now)
+        samples: dict[int, list[int]] = {}
+        for chunk in outputs.chunks:
+            if chunk.do_sample:
+                first = chunk.seq_id if chunk.sample_indices is None else chunk.seq_id - chunk.sample_indices[0]
+                for index in chunk.sample_indices or [0]:
+                    samples[first + index] = [rng.randint(0, 1)]
+        if not outputs.is_empty:
+            scheduler.update(outputs.step_id, samples, now + 0.5)
+        now += 1.0
+    recorder.close()
+
+
+def test_siblings_share_blocks_in_a_replay_exactly_where_they_did(tmp_path: Path) -> None:
+    num_that_agree = 0
+    for seed in range(60):
+        path = tmp_path / f"{seed}"
+        play_siblings(path, seed)
+        assert replayed(path).difference is None, f"seed {seed}"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            num_that_agree += len(line.pop("same", ()))
+        (tmp_path / f"{seed} without").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert num_that_agree > 100
+    without = [replayed(tmp_path / f"{seed} without").difference for seed in range(60)]
+    assert any(without), "the runs did not depend on what siblings have in common"
+
+
+def test_workers_record_where_the_command_was_given() -> None:
+    assert AppArgs(record="run.rec").to_engine_config().record == str(Path.cwd() / "run.rec")
 
 
 def test_no_token_tenant_or_block_key_is_written(tmp_path: Path) -> None:
