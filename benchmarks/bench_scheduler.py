@@ -1,32 +1,45 @@
 """What planning and settling one step costs for each running answer, without a model. Prints one JSON line a case.
 
-`waiting` shows that the cost does not grow with the queue. The best of several rounds is printed: noise only adds.
+Step records and prefix cache are on. `waiting` shows that the cost does not grow with the queue, whatever its order.
+The best of several rounds is printed: noise only adds.
 """
 
 import json
 import time
 
-from kv_cache import BlockManager
-from scheduler import Scheduler, SchedulerConfig, StopRules
+from kv_cache import BlockKey, BlockManager
+from scheduler import QueuePolicy, Request, Scheduler, SchedulerConfig, SchedulerOutputs, StopRules
 
 NUM_ROUNDS = 5
 NUM_STEPS = 60
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 4096
-CASES = [(32, 0), (256, 0), (1024, 0), (256, 10), (256, 10_000)]
+#: running answers, waiting requests, order of the queue
+CASES = [
+    (32, 0, QueuePolicy.FCFS),
+    (256, 0, QueuePolicy.FCFS),
+    (1024, 0, QueuePolicy.FCFS),
+    *((256, num_waiting, order) for order in QueuePolicy for num_waiting in (10, 10_000)),
+]
 
 
-def scheduler_with(num_running: int, num_waiting: int) -> Scheduler:
+def scheduler_with(num_running: int, num_waiting: int, order: QueuePolicy) -> Scheduler:
     """All `num_running` answers decode; no sequence slot is left for those who wait."""
     blocks = BlockManager(BLOCK_SIZE, num_running * MAX_MODEL_LEN // BLOCK_SIZE)
     config = SchedulerConfig(
-        max_num_batched_tokens=max(2048, num_running), max_num_seqs=num_running, max_model_len=MAX_MODEL_LEN
+        max_num_batched_tokens=max(2048, num_running),
+        max_num_seqs=num_running,
+        max_model_len=MAX_MODEL_LEN,
+        queue_policy=order,
     )
     scheduler = Scheduler(config, blocks)
     rules = StopRules(MAX_MODEL_LEN, MAX_MODEL_LEN)
     for number in range(num_running + num_waiting):
         # The lengths differ, so that blocks are filled in different steps.
-        scheduler.add(f"request-{number}", [1] * (1 + number % BLOCK_SIZE), rules, 0.0)
+        num_tokens = 1 + BLOCK_SIZE + number % BLOCK_SIZE
+        keys = [f"{number}".encode()]
+        tenant = f"tenant-{number % 8}"
+        scheduler.add(Request(f"request-{number}", [1] * num_tokens, rules, 0.0, tenant=tenant, block_keys=[keys]))
     while any(group.is_prefilling for group in scheduler.queues.running) or scheduler.queues.running.head is None:
         run(scheduler, 1)
     return scheduler
@@ -40,18 +53,26 @@ def run(scheduler: Scheduler, num_steps: int) -> float:
         outputs = scheduler.schedule(0.0)
         spent_s += time.thread_time() - began_s
         samples = {chunk.seq_id: [5] for chunk in outputs.chunks if chunk.do_sample}
+        keys = keys_of_full_blocks(outputs)
         began_s = time.thread_time()
-        scheduler.update(outputs.step_id, samples, 0.0)
+        scheduler.update(outputs.step_id, samples, 0.0, block_keys=keys)
         spent_s += time.thread_time() - began_s
     return spent_s
 
 
+def keys_of_full_blocks(outputs: SchedulerOutputs) -> dict[int, list[BlockKey]]:
+    """A name for each block that the samples of this step fill."""
+    ends = ((chunk.seq_id, chunk.start + chunk.token_chunk_size + 1) for chunk in outputs.chunks if chunk.do_sample)
+    return {seq_id: [f"{seq_id}-{end}".encode()] for seq_id, end in ends if end % BLOCK_SIZE == 0}
+
+
 def main() -> None:
-    for num_running, num_waiting in CASES:
-        scheduler = scheduler_with(num_running, num_waiting)
+    for num_running, num_waiting, order in CASES:
+        scheduler = scheduler_with(num_running, num_waiting, order)
         best_s = min(run(scheduler, NUM_STEPS) for _ in range(NUM_ROUNDS))
-        us = best_s / NUM_STEPS / num_running * 1e6
-        print(json.dumps({"running": num_running, "waiting": num_waiting, "us_per_sequence": round(us, 2)}), flush=True)
+        us = round(best_s / NUM_STEPS / num_running * 1e6, 2)
+        line = {"running": num_running, "waiting": num_waiting, "us_per_sequence": us, "queue_policy": order.value}
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

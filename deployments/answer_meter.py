@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class ApiMetrics(Protocol):
-    """Where the request series live (`monitoring.ingress_metrics` over HTTP). A request is one prompt's answer."""
+    """Where the request series live (`monitoring.ingress_metrics`). A request is one prompt with its answers."""
 
     def request_finished(self, finish_reason: str, prompt_tokens: int, e2e_s: float) -> None: ...
 
@@ -17,25 +17,27 @@ class ApiMetrics(Protocol):
 
 
 class AnswerMeter:
-    """Times are taken where text is handed to the connection; `arrival_s` is when the request came, before its
-    body was read. A chunk of several tokens is one inter-token observation: that is the gap its reader saw."""
+    """Of one request: a prompt and its answers. Times are taken where text is handed to the connection; `arrival_s` is
+    when the request came, before its body was read. The first token is that of any answer. A chunk of several tokens
+    is one inter-token observation of its answer: that is the gap its reader saw."""
 
     def __init__(self, metrics: ApiMetrics, arrival_s: float, num_prompt_tokens: int) -> None:
         self._metrics = metrics
         self._arrival_s = arrival_s
         self._num_prompt_tokens = num_prompt_tokens
-        self._last_s: float | None = None
+        self._last_s: dict[int, float] = {}
         self._is_finished = False
 
-    def delivered(self, num_tokens: int) -> None:
+    def delivered(self, index: int, num_tokens: int) -> None:
+        """Tokens of the answer with this index."""
         if num_tokens == 0:
             return
         now_s = time.monotonic()
-        if self._last_s is None:
+        if not self._last_s:
             self._metrics.first_token(now_s - self._arrival_s)
-        else:
-            self._metrics.inter_token(now_s - self._last_s)
-        self._last_s = now_s
+        elif index in self._last_s:
+            self._metrics.inter_token(now_s - self._last_s[index])
+        self._last_s[index] = now_s
         self._metrics.tokens_delivered(num_tokens)
 
     def finished(self, finish_reason: str) -> None:

@@ -1,11 +1,13 @@
-"""Token events of one choice to text: `Answer` keeps what the client has been given, `follow` drives it from frames.
+"""Token events to text: `Answer` keeps what the client has been given of a choice, `follow` drives the choices of one
+request from its frames.
 
 Owns text, stop strings, token counts and finish reasons of a choice. Knows neither HTTP nor JSON.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from deployments.frames import Accepted, Frame, Tokens
@@ -22,20 +24,22 @@ _TELL_WORKER_TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class Delta:
-    """What is new of a choice. `num_tokens` are the tokens that this text, or its end, stands for."""
+    """What is new of a choice. `num_tokens` are the tokens that this text, or its end, stands for;
+    `num_cached_tokens` those of the prompt that came from the prefix cache, told once for all choices of a prompt."""
 
     index: int
     text: str
     num_tokens: int
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerAccepted:
-    """A worker holds the request of this choice."""
+    """A worker holds the request."""
 
-    index: int
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,40 +122,69 @@ class Answer:
 
 
 async def follow(
-    client: WorkerClient, request: EngineRequest, answer: Answer
+    client: WorkerClient, request: EngineRequest, answers: list[Answer]
 ) -> AsyncGenerator[AnswerAccepted | Delta, None]:
-    """Runs a request of one sample to the end of its answer. However it ends, the worker's work ends with it."""
+    """Runs a request to the end of its answers, one a sample. However it ends, the worker's work ends with it."""
     frames = client.generate(request)
+    told: list[asyncio.Task[None]] = []
+    num_open = len(answers)
+    num_cached_tokens = 0
     try:
         async for batch in frames:
             for frame in batch:
                 if isinstance(frame, Accepted):
-                    yield AnswerAccepted(answer.index)
+                    yield AnswerAccepted(request.request_id)
                 elif isinstance(frame, Tokens):
                     for event in frame.events:
+                        num_cached_tokens += event.num_cached_tokens or 0
+                        answer = answers[event.index]
+                        if answer.finish_reason is not None:
+                            continue  # overrun, or the worker's word that it has ended
                         delta = answer.push(event)
                         if delta is not None:
+                            delta.num_cached_tokens, num_cached_tokens = num_cached_tokens, 0
                             yield delta
                         if answer.finish_reason is not None:
-                            return
+                            num_open -= 1
+                            if answer.is_stopped_by_string:
+                                # Beside the stream: the other answers go on meanwhile.
+                                told.append(asyncio.create_task(_finish(client, request, event.index, answer)))
+                            if num_open == 0:
+                                return
         raise WorkerFailedError("the worker's stream ended before the answer did")
     finally:
-        await _release(client, request, answer, frames)
+        await _release(client, request, answers, told, frames)
+
+
+async def _finish(client: WorkerClient, request: EngineRequest, sample_index: int, answer: Answer) -> None:
+    with _tells_worker(request):
+        async with asyncio.timeout(_TELL_WORKER_TIMEOUT_S):
+            await client.finish(request.request_id, sample_index, answer.num_tokens)
 
 
 async def _release(
-    client: WorkerClient, request: EngineRequest, answer: Answer, frames: AsyncIterator[list[Frame]]
+    client: WorkerClient,
+    request: EngineRequest,
+    answers: list[Answer],
+    told: list[asyncio.Task[None]],
+    frames: AsyncIterator[list[Frame]],
 ) -> None:
     try:
-        async with asyncio.timeout(_TELL_WORKER_TIMEOUT_S):
-            if answer.is_stopped_by_string:
-                await client.finish(request.request_id, 0, answer.num_tokens)
-            elif answer.finish_reason is None:
-                await client.abort(request.request_id)
-    except Exception:
-        # The answer is over for the client; closing the stream below ends the work as well.
-        logger.exception("could not tell the worker that request %s ended", request.request_id)
+        if any(answer.finish_reason is None for answer in answers):
+            with _tells_worker(request):
+                async with asyncio.timeout(_TELL_WORKER_TIMEOUT_S):
+                    await client.abort(request.request_id)
+        await asyncio.gather(*told)
     finally:
         close = getattr(frames, "aclose", None)
         if close is not None:
             await close()
+
+
+@contextmanager
+def _tells_worker(request: EngineRequest) -> Iterator[None]:
+    """A worker that cannot be told does no harm: the answer is over for the client, and its stream ends with it."""
+    try:
+        yield
+    except Exception:
+        logger.exception("could not tell the worker that request %s ended", request.request_id)

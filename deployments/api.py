@@ -19,6 +19,7 @@ from deployments.protocol.body import read_request
 from deployments.protocol.errors import ApiError, error_body, model_not_found
 from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.protocol.responses import Envelope, Usage, model_object
+from deployments.ranking import best_answers
 from deployments.rendering import (
     ChatRendering,
     CompletionRendering,
@@ -27,6 +28,7 @@ from deployments.rendering import (
     whole_response,
 )
 from deployments.request_ids import RequestIds
+from deployments.tenants import tenant_of
 
 __all__ = ["ApiMetrics", "ApiService", "ApiSettings", "create_api"]
 
@@ -72,7 +74,8 @@ def create_api() -> FastAPI:
         arrival_s = time.monotonic()
         service = _service(request)
         body = await read_request(request, CompletionRequest, service.settings.max_body_bytes)
-        jobs = await service.completion_jobs(body, arrival_s)
+        tenant = tenant_of(request.headers, service.settings.tenant_header)
+        jobs = await service.completion_jobs(body, arrival_s, tenant)
         rendering = CompletionRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
         return await _answer(request, service, body, jobs, rendering)
 
@@ -81,7 +84,8 @@ def create_api() -> FastAPI:
         arrival_s = time.monotonic()
         service = _service(request)
         body = await read_request(request, ChatRequest, service.settings.max_body_bytes)
-        jobs = await service.chat_jobs(body, arrival_s)
+        tenant = tenant_of(request.headers, service.settings.tenant_header)
+        jobs = await service.chat_jobs(body, arrival_s, tenant)
         rendering = ChatRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
         return await _answer(request, service, body, jobs, rendering)
 
@@ -99,10 +103,18 @@ async def _answer(
     if body.stream:
         stream = events(deltas, rendering, envelope, usage if body.include_usage else None)
         # What fails before the first token still becomes an HTTP status.
-        head = await unless_disconnected(request.receive, _first(stream))
+        try:
+            head = await unless_disconnected(request.receive, _first(stream))
+        except BaseException:
+            # Also where the first token was there already: nobody else knows of the stream yet.
+            await stream.aclose()
+            raise
         return EventStream(head, stream)
     wholes = await unless_disconnected(request.receive, whole_answers(deltas))
     usage.completion_tokens = sum(whole.num_tokens for whole in wholes)
+    usage.cached_tokens = sum(whole.num_cached_tokens for whole in wholes)
+    if body.is_ranked:
+        wholes = best_answers(wholes, body.num_candidates, body.num_choices)
     return JSONResponse(whole_response(rendering, envelope, wholes) | {"usage": usage.to_dict()})
 
 

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from deployments.answer_meter import AnswerMeter, ApiMetrics
 from deployments.answers import Answer, AnswerAccepted, Delta, TextOptions, follow
 from deployments.merging import merged
+from deployments.protocol.choices import check_limits
 from deployments.protocol.errors import ApiError, bad_request, model_not_found, not_supported
-from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest, Prompt
+from deployments.protocol.requests import MAX_PRIORITY, ChatRequest, CompletionRequest, GenerationRequest, Prompt
 from deployments.protocol.sampling import check_token_ids, sampling_params
 from deployments.worker_client import (
     RequestRejectedError,
@@ -37,7 +38,9 @@ _RETRY_AFTER_S = 1
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
     """`vocab_size` is the model's: ids of prompts must be below it. `generation_defaults` are its own sampling
-    defaults (temperature, top_k, top_p, min_p, repetition_penalty); absent ones are OpenAI's."""
+    defaults (temperature, top_k, top_p, min_p, repetition_penalty); absent ones are OpenAI's. `max_n` bounds the
+    answers to a prompt, `max_sequences` those of a call. `most_urgent_priority`: no request is more urgent, whatever
+    it asks."""
 
     served_model_name: str
     max_model_len: int
@@ -45,15 +48,19 @@ class ApiSettings:
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     max_body_bytes: int = 4 * 1024 * 1024
     max_prompts: int = 64
+    max_n: int = 64
+    max_sequences: int = 1024
+    most_urgent_priority: int = -MAX_PRIORITY
+    tenant_header: str | None = None
     system_fingerprint: str = "stallfree"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt on its way: what the engine gets, what the client gets, what is counted."""
+    """One prompt on its way: what the engine gets, what the client gets (one answer a sample), what is counted."""
 
     request: EngineRequest
-    answer: Answer
+    answers: list[Answer]
     meter: AnswerMeter
 
 
@@ -77,8 +84,8 @@ class ApiService:
         self._client = client
         self._metrics = metrics
 
-    async def completion_jobs(self, request: CompletionRequest, arrival_s: float) -> list[Job]:
-        self._check_model(request)
+    async def completion_jobs(self, request: CompletionRequest, arrival_s: float, tenant: str = "") -> list[Job]:
+        self._check(request, len(request.prompt))
         if request.echo and request.logprobs is not None:
             raise not_supported("echo", "together with logprobs, which would need the prompt's own, it")
         if not request.prompt:
@@ -94,11 +101,12 @@ class ApiService:
             if request.echo:
                 prefix = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
             request_id = base_id if len(prompts) == 1 else f"{base_id}-{index}"
-            jobs.append(self._job(request, request_id, index, token_ids, "prompt", arrival_s, prefix))
+            meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
+            jobs.append(self._job(request, request_id, index, token_ids, "prompt", meter, tenant, prefix))
         return jobs
 
-    async def chat_jobs(self, request: ChatRequest, arrival_s: float) -> list[Job]:
-        self._check_model(request)
+    async def chat_jobs(self, request: ChatRequest, arrival_s: float, tenant: str = "") -> list[Job]:
+        self._check(request, 1)
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
         num_chars = sum(len(message.content) for message in request.messages)
         try:
@@ -107,12 +115,14 @@ class ApiService:
             raise bad_request(f"messages: {error}", "messages") from error
         if not token_ids:
             raise bad_request("messages: the chat template made an empty prompt of them", "messages")
-        return [self._job(request, f"chatcmpl-{uuid.uuid4().hex}", 0, token_ids, "messages", arrival_s, "")]
+        meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
+        return [self._job(request, f"chatcmpl-{uuid.uuid4().hex}", 0, token_ids, "messages", meter, tenant)]
 
     async def run(self, jobs: list[Job]) -> AsyncGenerator[Delta, None]:
         """The text of all answers as it comes. Raises ApiError. The first item waits until every request was taken
         by a worker, so that what refuses one of them is known before anything is sent."""
         num_waiting = len(jobs)
+        meters = {answer.index: job.meter for job in jobs for answer in job.answers}
         held: list[Delta] = []
         async with aclosing(merged([self._run_one(job) for job in jobs])) as items:
             async for item in items:
@@ -122,18 +132,21 @@ class ApiService:
                     held.append(item)
                 if num_waiting == 0:
                     for delta in held:
-                        jobs[delta.index].meter.delivered(delta.num_tokens)
+                        meters[delta.index].delivered(delta.index, delta.num_tokens)
                         yield delta
                     held = []
 
     async def _run_one(self, job: Job) -> AsyncGenerator[AnswerAccepted | Delta, None]:
         outcome = "abort"  # unless something else ends it: the client left
         is_refused = False
+        num_open = len(job.answers)
         try:
-            async with aclosing(follow(self._client, job.request, job.answer)) as items:
+            async with aclosing(follow(self._client, job.request, job.answers)) as items:
                 async for item in items:
                     if isinstance(item, Delta) and item.finish_reason is not None:
-                        outcome = item.finish_reason
+                        num_open -= 1
+                        if num_open == 0:
+                            outcome = item.finish_reason
                     yield item
                     if outcome != "abort":
                         job.meter.finished(outcome)  # before the worker is told, which may take a while
@@ -160,19 +173,22 @@ class ApiService:
         self,
         request: GenerationRequest,
         request_id: str,
-        index: int,
+        prompt_index: int,
         token_ids: list[int],
         prompt_param: str,
-        arrival_s: float,
-        prefix: str,
+        meter: AnswerMeter,
+        tenant: str,
+        prefix: str = "",
     ) -> Job:
+        """Choices are numbered prompt after prompt. `prefix` is text that comes before each answer."""
+        settings = self.settings
         params = sampling_params(
             request,
             num_prompt_tokens=len(token_ids),
             prompt_param=prompt_param,
-            max_model_len=self.settings.max_model_len,
-            vocab_size=self.settings.vocab_size,
-            generation_defaults=self.settings.generation_defaults,
+            max_model_len=settings.max_model_len,
+            vocab_size=settings.vocab_size,
+            generation_defaults=settings.generation_defaults,
         )
         options = TextOptions(
             stop=tuple(request.stop or ()),
@@ -180,15 +196,30 @@ class ApiService:
             skip_special_tokens=request.skip_special_tokens is not False,
             min_tokens=params.min_tokens,
         )
+        first = prompt_index * params.n
         return Job(
-            EngineRequest(request_id, token_ids, params),
-            Answer(index, self.tokenizer, options, prefix),
-            AnswerMeter(self._metrics, arrival_s, len(token_ids)),
+            EngineRequest(
+                request_id,
+                token_ids,
+                params,
+                priority=max(request.priority or 0, settings.most_urgent_priority),
+                tenant=tenant,
+                cache_salt=request.cache_salt or "",
+            ),
+            [Answer(first + sample, self.tokenizer, options, prefix) for sample in range(params.n)],
+            meter,
         )
 
-    def _check_model(self, request: GenerationRequest) -> None:
+    def _check(self, request: GenerationRequest, num_prompts: int) -> None:
+        """What needs no tokens: the model, and limits before anything is made."""
         if request.model != self.settings.served_model_name:
             raise model_not_found(self.settings.served_model_name)
+        check_limits(
+            request,
+            num_prompts=num_prompts,
+            max_n=self.settings.max_n,
+            max_sequences=self.settings.max_sequences,
+        )
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

@@ -11,9 +11,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from worker.config import ConfigError, EngineConfig, check_engine_config, option_names, parse_bytes
+from worker.tenant_weights import parse_tenant_weights
 
 #: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it)
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+#: in place of the option, which others on the machine can read
+PREFIX_CACHE_SECRET_VARIABLE = "STALLFREE_PREFIX_CACHE_SECRET"
 
 
 class AppArgs(BaseModel):
@@ -36,6 +39,12 @@ class AppArgs(BaseModel):
     accept_timeout_s: float = Field(default=30.0, gt=0)
     #: answers that are running when a replica is told to stop have so long to end
     drain_timeout_s: float = Field(default=20.0, ge=0)
+    #: most answers to one prompt: bounds `n`, `best_of` and `beam_width`
+    max_n: int = Field(default=64, ge=1)
+    #: no request is more urgent, whatever it asks (lower is more urgent)
+    most_urgent_priority: int = -100
+    #: names the HTTP header whose value is the tenant; without it all requests are one tenant's
+    tenant_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]{1,64}$")
 
     # The engine's options, as `worker.config.EngineConfig` has them.
     revision: str | None = None
@@ -51,11 +60,17 @@ class AppArgs(BaseModel):
     kv_cache_memory: int | str | None = None
     gpu_memory_utilization: float = 0.9
     scheduler_policy: str = "chunked_prefill"
-    preemption_mode: str = "recompute"
+    preemption_mode: str = "auto"
+    queue_policy: str = "fcfs"
+    priority_aging_s: float = 60.0
+    tenant_weights: dict[str, float] | str = Field(default_factory=dict)
+    enable_prefix_caching: bool = True
+    prefix_cache_secret: str = Field(default="", repr=False)
     chunk_alignment: int | None = None
     max_num_partial_prefills: int = 0
     long_prefill_threshold: int = 0
     min_prefill_tokens: int = 0
+    record: str | None = Field(default=None, min_length=1)
     num_threads: int | None = None
     attention_backend: str = "auto"
     tensor_parallel_size: int = 1
@@ -70,6 +85,11 @@ class AppArgs(BaseModel):
         is_path = self.model.startswith(("/", "./", "../", "~"))
         return Path(self.model).name if is_path else self.model
 
+    @property
+    def shared_prefix_cache_secret(self) -> str:
+        """What all workers make block keys with: the option, else the environment's; "" lets each draw its own."""
+        return self.prefix_cache_secret or os.environ.get(PREFIX_CACHE_SECRET_VARIABLE, "")
+
     def to_engine_config(self) -> EngineConfig:
         """Checked as far as it can be without a model. Raises `ConfigError`, which names the option."""
         values = {name: getattr(self, name) for name in option_names()}
@@ -78,6 +98,13 @@ class AppArgs(BaseModel):
                 values["kv_cache_memory"] = parse_bytes(self.kv_cache_memory)
             except ValueError as error:
                 raise ConfigError("kv_cache_memory", str(error)) from error
+        try:
+            values["tenant_weights"] = parse_tenant_weights(self.tenant_weights)
+        except ValueError as error:
+            raise ConfigError("tenant_weights", str(error)) from error
+        values["prefix_cache_secret"] = self.shared_prefix_cache_secret
+        if self.record is not None:
+            values["record"] = os.path.abspath(self.record)  # workers run in a folder of Ray's
         config = EngineConfig(**values)
         check_engine_config(config)
         return config
@@ -92,7 +119,8 @@ def app_args_from(values: dict[str, Any]) -> AppArgs:
         option = str(first["loc"][0]) if first["loc"] else "options"
         if first["type"] == "extra_forbidden":
             raise ConfigError(option, "there is no such option") from None
-        raise ConfigError(option, f"{first['msg']}, got {first['input']!r}") from None
+        given = "" if option == "prefix_cache_secret" else f", got {first['input']!r}"
+        raise ConfigError(option, f"{first['msg']}{given}") from None
     args.to_engine_config()
     return args
 

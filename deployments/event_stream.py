@@ -33,6 +33,7 @@ async def events(
                 chunks = [_event(_chunk(rendering, envelope, choice, usage)) for choice in choices]
                 if usage is not None:
                     usage.completion_tokens += delta.num_tokens
+                    usage.cached_tokens += delta.num_cached_tokens
                 has_begun = True
                 yield b"".join(chunks)
     except Exception as error:

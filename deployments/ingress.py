@@ -45,6 +45,9 @@ class IngressSettings:
     metrics_host: str
     metrics_port: int
     timeouts: ClientTimeouts
+    max_n: int
+    most_urgent_priority: int
+    tenant_header: str | None
 
 
 class Ingress:
@@ -67,6 +70,9 @@ class Ingress:
                 max_model_len=facts.max_model_len,
                 vocab_size=facts.vocab_size,
                 generation_defaults=facts.generation_defaults,
+                max_n=settings.max_n,
+                most_urgent_priority=settings.most_urgent_priority,
+                tenant_header=settings.tenant_header,
             ),
             self._metrics,
             is_ready=self._is_ready,

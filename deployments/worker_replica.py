@@ -115,6 +115,7 @@ class WorkerReplica:
                 num_swapped=load.num_swapped,
                 num_used_device_blocks=load.num_used_blocks,
                 num_used_host_blocks=load.num_used_host_blocks,
+                num_cached_device_blocks=load.num_cached_blocks,
             )
             await pusher.push(metrics.snapshot())
             await self._next_report()

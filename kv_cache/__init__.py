@@ -1,5 +1,10 @@
-"""Paged KV cache: block ids and tables. The tensors are in `kv_cache.tensor_pool`, which alone imports torch."""
+"""Paged KV cache: block ids, tables and the prefix index.
 
-from kv_cache.block_manager import NULL_BLOCK, AllocStatus, BlockManager, BlockPairs
+The tensors are in `kv_cache.tensor_pool`, which alone imports torch.
+"""
 
-__all__ = ["NULL_BLOCK", "AllocStatus", "BlockManager", "BlockPairs"]
+from kv_cache.block_manager import NULL_BLOCK, BlockManager, BlockPairs
+from kv_cache.block_pool import BlockKey
+from kv_cache.table_request import AllocStatus, PrefixCounts, TableRequest
+
+__all__ = ["NULL_BLOCK", "AllocStatus", "BlockKey", "BlockManager", "BlockPairs", "PrefixCounts", "TableRequest"]

@@ -90,7 +90,27 @@ _WORKER_METRICS = (
         "device",
         "host",
     ),
+    _gauge(
+        "stallfree_kv_blocks_cached",
+        "Device blocks that no request holds and that the prefix cache can still give back",
+        WORKER,
+    ),
+    _counter(
+        "stallfree_prefix_cache_queries_total",
+        "KV cache blocks of admitted prompts that were looked for in the prefix cache",
+        WORKER,
+    ),
+    _counter("stallfree_prefix_cache_hits_total", "KV cache blocks that were found there and not computed", WORKER),
     _counter("stallfree_preemptions_total", "Preempted requests", WORKER, "mode", "recompute", "swap"),
+    _counter(
+        "stallfree_preemption_reasons_total",
+        "The same by what for: blocks, a more urgent request, or a swap that found the host pool full",
+        WORKER,
+        "reason",
+        "blocks",
+        "priority",
+        "host_pool_full",
+    ),
     _counter(
         "stallfree_swapped_blocks_total",
         "KV cache blocks moved to the host (out) or back (in)",
@@ -115,7 +135,11 @@ _INGRESS_METRICS = (
         "Prompt tokens of ended requests, each request's prompt once, as in usage.prompt_tokens",
         INGRESS,
     ),
-    _counter("stallfree_generation_tokens_total", "Generated tokens delivered to clients", INGRESS),
+    _counter(
+        "stallfree_generation_tokens_total",
+        "Generated tokens that reached the ingress for clients, as in usage.completion_tokens",
+        INGRESS,
+    ),
     _counter(
         "stallfree_requests_total",
         "Ended requests by finish reason",

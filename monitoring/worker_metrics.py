@@ -34,7 +34,10 @@ class WorkerMetrics:
             count.observe("stallfree_prefill_chunk_tokens", chunk.end - chunk.start)
         for preemption in record.preemptions:
             count.inc("stallfree_preemptions_total", 1, preemption.mode)
+            count.inc("stallfree_preemption_reasons_total", 1, preemption.reason)
             count.inc("stallfree_discarded_tokens_total", preemption.num_discarded_tokens)
+        count.inc("stallfree_prefix_cache_queries_total", record.num_blocks_queried)
+        count.inc("stallfree_prefix_cache_hits_total", record.num_blocks_hit)
         count.inc("stallfree_swapped_blocks_total", record.num_blocks_swapped_in, "in")
         count.inc("stallfree_swapped_blocks_total", record.num_blocks_swapped_out, "out")
 
@@ -46,6 +49,7 @@ class WorkerMetrics:
         num_swapped: int,
         num_used_device_blocks: int,
         num_used_host_blocks: int,
+        num_cached_device_blocks: int,
     ) -> None:
         """The worker as it is now, not as it was at its last step: cancels change it between steps."""
         gauge = self._accumulator.set
@@ -54,6 +58,7 @@ class WorkerMetrics:
         gauge("stallfree_num_requests_swapped", num_swapped)
         gauge("stallfree_kv_blocks_used", num_used_device_blocks, "device")
         gauge("stallfree_kv_blocks_used", num_used_host_blocks, "host")
+        gauge("stallfree_kv_blocks_cached", num_cached_device_blocks)
 
     def set_pool_sizes(self, *, num_device_blocks: int, num_host_blocks: int) -> None:
         """Once, when the engine is there: all blocks of each pool, held or not."""

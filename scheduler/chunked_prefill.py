@@ -1,17 +1,19 @@
 """Policy `chunked_prefill`: decodes first, then swapped answers, then prompts in chunks of what the budget leaves."""
 
+from itertools import islice
+
 from kv_cache import BlockManager
 from scheduler.admission import Admission
-from scheduler.chunks import chunk_size
-from scheduler.config import SchedulerConfig
+from scheduler.config import QueuePolicy, SchedulerConfig
 from scheduler.decode import run_decodes
 from scheduler.preemption import Preemptor
+from scheduler.prefill import run_prefill
 from scheduler.queues import Queues
 from scheduler.records import WaitReason
 from scheduler.sequence import SequenceGroup, SequenceStatus
 from scheduler.step import Step
 
-#: a long prompt lets shorter ones pass in at most this many steps in a row
+#: a long prompt lets shorter ones pass in at most this many steps between two of its own
 MAX_STEPS_PASSED_OVER = 8
 #: shorter prompts are looked for behind at most this many long ones
 MAX_LONG_PROMPTS_PASSED = 64
@@ -67,44 +69,44 @@ class ChunkedPrefillPolicy:
     def _yields(self, group: SequenceGroup) -> bool:
         """Whether shorter prompts may go before this one. A recomputed group never yields its place."""
         return (
-            group.sequences[0].num_tokens > self._config.long_prefill_threshold
+            group.live[0].num_tokens > self._config.long_prefill_threshold
             and group.num_steps_passed_over < MAX_STEPS_PASSED_OVER
             and not group.num_preemptions
         )
 
     def _continue(self, midway: list[SequenceGroup], step: Step) -> None:
-        """The next chunk of prompts that hold their blocks already, oldest first."""
+        """The next chunk of prompts that hold their blocks already, oldest first; more urgent new ones go before."""
         for group in midway:
-            seq = group.sequences[0]
-            if seq.status is not SequenceStatus.RUNNING:
-                continue  # preempted in this step
-            num_left = group.prefill_end - seq.num_scheduled_tokens
-            size = chunk_size(num_left, step.budget.remaining_tokens, self._config.chunk_alignment)
-            if size == 0:
-                return
-            step.add_prefill(group, seq, size, self._blocks.block_table(seq.seq_id))
+            if self._config.queue_policy is QueuePolicy.PRIORITY:
+                self._admit_in_order(step, before=group)
+            if group.live[0].status is SequenceStatus.RUNNING:  # not preempted in this step
+                run_prefill(group, self._blocks, step, self._config.chunk_alignment, whole=False)
 
     def _admit_past_long(self, step: Step) -> list[SequenceGroup]:
         """Admit shorter prompts from behind long ones; return the long ones that were passed."""
         passed: list[SequenceGroup] = []
-        if step.has_preempted:
-            return passed
         waiting = self._queues.waiting
-        while len(passed) < len(waiting):
-            group = waiting[len(passed)]
+        while not step.has_preempted and len(passed) < MAX_LONG_PROMPTS_PASSED:
+            group = next(islice(waiting, len(passed), None), None)
+            if group is None:
+                break
             if self._yields(group):
                 passed.append(group)
-                if len(passed) == MAX_LONG_PROMPTS_PASSED:
-                    break
+            elif any(group.priority > long.priority for long in passed):
+                break  # a short prompt is no reason to pass a more urgent one
             elif self._admission.admit(group, step, whole=False, max_partial=self._max_partial()) is not None:
                 break
         return passed
 
-    def _admit_in_order(self, step: Step) -> None:
+    def _admit_in_order(self, step: Step, before: SequenceGroup | None = None) -> None:
+        """Admit until somebody has to wait; with `before`, only those of a more urgent class than that group."""
         while not step.has_preempted and (group := self._queues.waiting.head) is not None:
+            if before is not None and (group.priority >= before.priority or group.order > before.order):
+                return
             reason = self._admission.admit(group, step, whole=False, max_partial=self._max_partial())
             if reason is not None:
-                step.record.waiting_reason = reason
+                if before is None:
+                    step.record.waiting_reason = reason
                 return
 
     def _max_partial(self) -> int | None:

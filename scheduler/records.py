@@ -14,6 +14,7 @@ class WaitReason(StrEnum):
     TOKEN_BUDGET = "token_budget"
     SEQUENCE_SLOTS = "sequence_slots"
     BLOCKS = "blocks"
+    PRIORITY = "priority"
     BEHIND_SWAPPED = "behind_swapped"
     BEHIND_RECOMPUTED = "behind_recomputed"
     PARTIAL_PREFILL_CAP = "partial_prefill_cap"
@@ -38,7 +39,8 @@ class PreemptionRecord:
     """`victim` lost its cache so that `beneficiary` could go on.
 
     mode "recompute": `num_discarded_tokens` will be computed again. mode "swap": they moved to the host.
-    reason: "blocks", or "host_pool_full" for a swap that fell back to recompute.
+    reason: "blocks", "priority", or "host_pool_full" for a swap that fell back to recompute. The estimates are those
+    that mode `auto` compared; 0.0 where there was nothing to choose.
     """
 
     victim: str
@@ -47,11 +49,16 @@ class PreemptionRecord:
     beneficiary: str
     num_blocks: int
     num_discarded_tokens: int
+    recompute_estimate_s: float
+    swap_estimate_s: float
 
 
 @dataclass(slots=True)
 class StepRecord:
     """One step. `duration_s` is filled in by `update`; queue lengths and blocks are those at the end of `schedule`.
+
+    `num_blocks_queried` and `num_blocks_hit` count blocks of the groups let in: looked for and found in the prefix
+    cache.
 
     `waiting_reason` and `swapped_reason` say why the head of each queue stayed there (None: the queue is empty);
     `waiting_behind` and `swapped_behind` name the request that stood in its way, where there is one.
@@ -72,6 +79,8 @@ class StepRecord:
     num_blocks_swapped_out: int = 0
     num_blocks_swapped_in: int = 0
     num_blocks_copied: int = 0
+    num_blocks_queried: int = 0
+    num_blocks_hit: int = 0
     num_waiting: int = 0
     num_running: int = 0
     num_swapped: int = 0

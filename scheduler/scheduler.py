@@ -4,23 +4,29 @@ Reads no clock and draws no random number: time comes in as an argument, so a re
 """
 
 from collections import deque
+from collections.abc import Mapping
 
-from kv_cache import BlockManager
+from kv_cache import BlockKey, BlockManager
 from scheduler.admission import Admission
 from scheduler.budget import SchedulingBudget
 from scheduler.chunked_prefill import ChunkedPrefillPolicy
-from scheduler.config import SchedulerConfig, SchedulerPolicy
+from scheduler.config import QueuePolicy, SchedulerConfig, SchedulerPolicy
+from scheduler.costs import PreemptionCosts
 from scheduler.default import DefaultPolicy
+from scheduler.fairness import FairShare
 from scheduler.outputs import SchedulerOutputs, SequenceEnd
 from scheduler.preemption import Preemptor
-from scheduler.queues import GroupQueue, Queues
+from scheduler.queues import FairWaitingQueue, OrderedWaitingQueue, Queues
+from scheduler.recording import Recorder
 from scheduler.records import StepRecordRing, WaitReason
-from scheduler.sequence import Sequence, SequenceGroup, SequenceStatus, StopRules
+from scheduler.requests import Request, check_fits, make_group
+from scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler.settle import Settlement
 from scheduler.step import Step
+from scheduler.urgency import Urgency
 
-
-class RequestTooLargeError(ValueError):
-    """The request can never run here; the message has both numbers."""
+#: the tokens that one beam search goes on with, best first: (sequence id of the parent, token id)
+BeamChoices = list[tuple[int, int]]
 
 
 class SchedulerStuckError(RuntimeError):
@@ -30,10 +36,11 @@ class SchedulerStuckError(RuntimeError):
 class Scheduler:
     """`schedule` plans a step, `update` settles it. Several steps may be in flight, settled in order.
 
-    Blocks of a group that ends are freed when the last step that reads them has been settled.
+    Blocks of a sequence that ends are freed when the last step that reads them has been settled. A `recorder` is
+    told of every call that changes anything.
     """
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager) -> None:
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager, recorder: Recorder | None = None) -> None:
         if config.policy is SchedulerPolicy.DEFAULT and config.max_num_batched_tokens < config.max_model_len:
             raise ValueError(
                 f"policy default runs whole prompts: max_num_batched_tokens ({config.max_num_batched_tokens}) "
@@ -44,84 +51,85 @@ class Scheduler:
                 f"max_num_seqs ({config.max_num_seqs}) + min_prefill_tokens ({config.min_prefill_tokens}) "
                 f"must be at most max_num_batched_tokens ({config.max_num_batched_tokens})"
             )
+        is_fair = config.queue_policy is QueuePolicy.FAIR
         self.config = config
-        self.queues = Queues()
         self.records = StepRecordRing(config.step_record_capacity)
+        self.costs = PreemptionCosts()
+        self.share = FairShare(config.tenant_weights) if is_fair else None
+        self.queues = Queues(FairWaitingQueue(self.share) if self.share is not None else OrderedWaitingQueue())
         self._blocks = blocks
-        preemptor = Preemptor(self.queues, blocks, config.preemption_mode)
-        admission = Admission(self.queues, blocks, config)
-        self._policy: ChunkedPrefillPolicy | DefaultPolicy
-        if config.policy is SchedulerPolicy.CHUNKED_PREFILL:
-            self._policy = ChunkedPrefillPolicy(self.queues, blocks, config, preemptor, admission)
-        else:
-            self._policy = DefaultPolicy(self.queues, blocks, preemptor, admission)
+        self._recorder = recorder
+        if recorder is not None:
+            recorder.begin(config, blocks)
+        self._settlement = Settlement(self.queues, blocks, self.share)
+        preemptor = Preemptor(self.queues, blocks, config.preemption_mode, self.costs, victims_go_first=is_fair)
+        admission = Admission(self.queues, blocks, config, self.costs, self.share)
+        policy = ChunkedPrefillPolicy if config.policy is SchedulerPolicy.CHUNKED_PREFILL else DefaultPolicy
+        self._policy = policy(self.queues, blocks, config, preemptor, admission)
+        self._urgency: Urgency | None = None
+        if config.queue_policy is QueuePolicy.PRIORITY:
+            self._urgency = Urgency(self.queues, blocks, preemptor, config.max_num_seqs)
         self._groups: dict[str, SequenceGroup] = {}
         self._in_flight: deque[Step] = deque()
         self._next_seq_id = 0
         self._next_step_id = 1
         self._next_arrival = 0
+        #: blocks looked for and found in the prefix cache up to the last record
+        self._num_blocks_queried = self._num_blocks_hit = 0
         #: steps in a row that ran nothing although something was unfinished and nothing was in flight
         self.num_empty_steps = 0
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def add(
-        self,
-        request_id: str,
-        prompt_token_ids: list[int],
-        stop_rules: StopRules,
-        arrival_s: float,
-        output_token_ids: list[int] | None = None,
-    ) -> SequenceGroup:
-        """Queue a request of one sequence; `output_token_ids` is what it has already produced elsewhere.
-
-        Raises RequestTooLargeError for what could never run, whatever the others do.
-        """
-        assert request_id not in self._groups, f"request {request_id} is already here"
-        assert prompt_token_ids
-        token_ids = prompt_token_ids + (output_token_ids or [])
-        self._check_fits(len(token_ids))
-        seq = Sequence(self._next_seq_id, 0, token_ids, len(prompt_token_ids))
-        self._next_seq_id += 1
-        group = SequenceGroup(request_id, [seq], stop_rules, (0.0, self._next_arrival), arrival_s)
+    def add(self, request: Request) -> SequenceGroup:
+        """Queue a request. Raises RequestTooLargeError for what could never run, whatever the others do."""
+        assert request.request_id not in self._groups, f"request {request.request_id} is already here"
+        if self._recorder is not None:
+            self._recorder.add(request)
+        check_fits(request, self.config, self._blocks)
+        group = make_group(request, self.config, self._next_seq_id, self._next_arrival)
+        self._next_seq_id += len(group.sequences)
         self._next_arrival += 1
-        self._groups[request_id] = group
-        self.queues.waiting.add(group)
+        self._groups[request.request_id] = group
+        self.queues.wait(group)
         return group
-
-    def _check_fits(self, num_tokens: int) -> None:
-        if num_tokens >= self.config.max_model_len:
-            raise RequestTooLargeError(
-                f"the prompt has {num_tokens} tokens; at most {self.config.max_model_len - 1} "
-                f"leave room for an answer in the context of {self.config.max_model_len}"
-            )
-        if not self._blocks.can_ever_fit(num_tokens):
-            raise RequestTooLargeError(
-                f"the prompt of {num_tokens} tokens needs {self._blocks.num_blocks_for(num_tokens)} cache blocks; "
-                f"there are {self._blocks.num_usable_device_blocks}"
-            )
 
     def abort(self, request_id: str) -> list[SequenceEnd]:
         """Drop a request, wherever it is; returns what ended. Unknown and ended ones are left alone."""
+        return self.end(request_id, SequenceStatus.FINISHED_ABORTED)
+
+    def end(self, request_id: str, status: SequenceStatus) -> list[SequenceEnd]:
+        """End all that is left of a request with `status`."""
         group = self._groups.get(request_id)
-        return self._end(group, group.sequences, SequenceStatus.FINISHED_ABORTED) if group is not None else []
+        if group is None:
+            return []
+        if self._recorder is not None:
+            self._recorder.end(request_id, status)
+        return self._end(group, list(group.sequences), status)
 
     def finish(self, request_id: str, index: int) -> list[SequenceEnd]:
         """One sample ended outside the engine (a stop string). Unknown and ended ones are left alone."""
         group = self._groups.get(request_id)
-        if group is None:
+        if group is None or not group.is_forked:
             return []
-        ended = [seq for seq in group.sequences if seq.index == index]
-        return self._end(group, ended, SequenceStatus.FINISHED_STOPPED)
+        if self._recorder is not None:
+            self._recorder.finish(request_id, index)
+        return self._end(group, [group.sequences[index]], SequenceStatus.FINISHED_STOPPED)
+
+    def set_rates(self, prefill_tokens_per_s: float, swap_blocks_per_s: float) -> None:
+        """What the engine measured, for the choice between recompute and swap."""
+        if self._recorder is not None:
+            self._recorder.set_rates(prefill_tokens_per_s, swap_blocks_per_s)
+        self.costs.prefill_tokens_per_s = prefill_tokens_per_s
+        self.costs.swap_blocks_per_s = swap_blocks_per_s
 
     def has_unfinished(self) -> bool:
         return not self.queues.is_empty or bool(self._in_flight)
 
     def num_queued_tokens(self) -> int:
         """Prompt tokens that no step has taken yet, of waiting, swapped and mid-way groups."""
-        queues = self.queues
-        midway = sum(group.num_uncomputed_tokens for group in queues.running if group.is_prefilling)
-        return queues.waiting.num_uncomputed_tokens + queues.swapped.num_uncomputed_tokens + midway
+        midway = sum(group.num_uncomputed_tokens for group in self.queues.running if group.is_prefilling)
+        return self.queues.num_queued_tokens + midway
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -130,36 +138,44 @@ class Scheduler:
         budget = SchedulingBudget(self.config.max_num_batched_tokens, self.config.max_num_seqs)
         step = Step(self._next_step_id, now, budget)
         self._next_step_id += 1
+        if self._urgency is not None:
+            self._urgency.make_room(step)
         self._policy.plan(step)
         for group in step.ended_groups:
             self._forget(group)
+            self._settlement.free_settled(group.sequences)
         self._close(step)
+        if self._recorder is not None:
+            self._recorder.schedule(step.outputs, step.record)
         return step.outputs
 
-    def update(self, step_id: int, samples: dict[int, list[int]], now: float) -> list[SequenceEnd]:
+    def update(
+        self,
+        step_id: int,
+        samples: Mapping[int, list[int]],
+        now: float,
+        *,
+        block_keys: Mapping[int, list[BlockKey]] | None = None,
+        beams: Mapping[str, BeamChoices] | None = None,
+    ) -> list[SequenceEnd]:
         """Settle the oldest step in flight: its tokens are computed, and `samples` (by sequence id) are appended.
 
-        Returns the sequences that ended.
+        block_keys: by sequence id, names for the blocks that the samples complete. beams: by request id, what each
+        beam search goes on with, in place of samples. Returns the sequences that ended.
         """
         step = self._in_flight.popleft()
         assert step.outputs.step_id == step_id, "steps are settled in the order in which they were planned"
+        if self._recorder is not None:
+            self._recorder.update(step, samples, now, block_keys or {}, beams or {}, self._groups)
         step.record.duration_s = now - step.record.time_s
+        ended = self._settlement.settle(step, samples, block_keys or {})
+        for request_id, choices in (beams or {}).items():
+            if request_id in self._groups:
+                self._settlement.advance_beams(self._groups[request_id], choices)
         ends: list[SequenceEnd] = []
-        for group, seq, size, epoch, do_sample in step.rows:
-            if seq.epoch == epoch:
-                seq.num_in_flight_tokens -= size
-                seq.num_computed_tokens += size
-            if do_sample:
-                seq.num_pending_samples -= 1
-                if not seq.status.is_finished:
-                    status = _append(seq, samples[seq.seq_id], group.stop_rules)
-                    if status is not None:
-                        ends += self._end(group, [seq], status)
-        for group in step.touched_groups:
-            group.num_steps_in_flight -= 1
-            is_gone = self._groups.get(group.request_id) is not group
-            if is_gone and group.num_steps_in_flight == 0:
-                self._free(group)
+        for group, seq, status in ended:
+            ends += self._end(group, [seq], status)
+        self._settlement.release(step)
         return ends
 
     def _close(self, step: Step) -> None:
@@ -171,6 +187,10 @@ class Scheduler:
         record.num_blocks_swapped_out = len(outputs.blocks_to_swap_out)
         record.num_blocks_swapped_in = len(outputs.blocks_to_swap_in)
         record.num_blocks_copied = len(outputs.blocks_to_copy)
+        counts = self._blocks.prefix_counts
+        record.num_blocks_queried = counts.num_queried_blocks - self._num_blocks_queried
+        record.num_blocks_hit = counts.num_hit_blocks - self._num_blocks_hit
+        self._num_blocks_queried, self._num_blocks_hit = counts.num_queried_blocks, counts.num_hit_blocks
         record.num_waiting = len(self.queues.waiting)
         record.num_running = len(self.queues.running)
         record.num_swapped = len(self.queues.swapped)
@@ -188,51 +208,23 @@ class Scheduler:
                 raise SchedulerStuckError(f"two steps in a row ran nothing; the last one: {record}")
         else:
             self.num_empty_steps = 0
-            for group in step.touched_groups:
-                group.num_steps_in_flight += 1
+            self._settlement.depart(step)
             self._in_flight.append(step)
         self.records.append(record)
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
-    def _end(
-        self, group: SequenceGroup, sequences: list[Sequence], status: SequenceStatus
-    ) -> list[SequenceEnd]:
+    def _end(self, group: SequenceGroup, sequences: list[Sequence], status: SequenceStatus) -> list[SequenceEnd]:
         """End those of `sequences` that go on; with the last one the group leaves its queue and this scheduler."""
-        queue = self._queue_of(group)
-        ends: list[SequenceEnd] = []
-        for seq in sequences:
-            if not seq.status.is_finished:
-                seq.status = status
-                ends.append(SequenceEnd(group.request_id, seq.index, status.value))
-        if group.is_finished:
-            queue.remove(group)
+        ended = self._settlement.end(group, sequences, status)
+        if ended and group.is_finished:
             self._forget(group)
+        ends = [SequenceEnd(group.request_id, seq.index, status.value) for seq in ended]
+        if self._recorder is not None:
+            self._recorder.note_ends(ends)
+            if not self.has_unfinished():
+                self._recorder.flush()
         return ends
-
-    def _queue_of(self, group: SequenceGroup) -> GroupQueue:
-        status = next(seq.status for seq in group.sequences if not seq.status.is_finished)
-        if status is SequenceStatus.WAITING:
-            return self.queues.waiting
-        return self.queues.running if status is SequenceStatus.RUNNING else self.queues.swapped
 
     def _forget(self, group: SequenceGroup) -> None:
         del self._groups[group.request_id]
-        if group.num_steps_in_flight == 0:
-            self._free(group)
-
-    def _free(self, group: SequenceGroup) -> None:
-        for seq in group.sequences:
-            self._blocks.free(seq.seq_id)
-
-
-def _append(seq: Sequence, token_ids: list[int], rules: StopRules) -> SequenceStatus | None:
-    """Append sampled tokens up to the one that ends the sequence; return its end, if any."""
-    for token_id in token_ids:
-        seq.token_ids.append(token_id)
-        num_output = len(seq.token_ids) - seq.num_prompt_tokens
-        if token_id in rules.stop_token_ids and num_output > rules.min_tokens:
-            return SequenceStatus.FINISHED_STOPPED
-        if num_output >= rules.max_tokens or len(seq.token_ids) >= rules.max_num_tokens:
-            return SequenceStatus.FINISHED_LENGTH_CAPPED
-    return None

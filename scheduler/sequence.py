@@ -3,8 +3,10 @@
 Owns token ids, counts and status of each sequence. Knows neither queues, nor blocks, nor time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+from kv_cache import BlockKey
 
 
 class SequenceStatus(Enum):
@@ -43,7 +45,8 @@ class Sequence:
 
     `num_computed_tokens` counts tokens whose keys and values are known to be in the cache, `num_in_flight_tokens`
     those scheduled in steps that have not ended, `num_pending_samples` the tokens that those steps will append.
-    `epoch` counts the times that the cache of this sequence was thrown away.
+    `prefill_end` is how far the last admission computes in chunks; beyond it one token a step. `epoch` counts the
+    times that the cache of this sequence was thrown away. `block_keys` names the full blocks of its known tokens.
     """
 
     seq_id: int
@@ -54,7 +57,11 @@ class Sequence:
     num_computed_tokens: int = 0
     num_in_flight_tokens: int = 0
     num_pending_samples: int = 0
+    num_steps_in_flight: int = 0
+    prefill_end: int = 0
     epoch: int = 0
+    block_keys: list[BlockKey] = field(default_factory=list)
+    num_published_blocks: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -79,8 +86,17 @@ class Sequence:
         num_discarded = self.num_scheduled_tokens
         self.num_computed_tokens = 0
         self.num_in_flight_tokens = 0
+        self.num_published_blocks = 0
         self.epoch += 1
         return num_discarded
+
+    def start_from(self, parent: "Sequence") -> None:
+        """Take over the parent's tokens, all of whose cache this sequence now shares."""
+        self.token_ids = parent.token_ids.copy()
+        self.num_computed_tokens = parent.num_computed_tokens
+        self.prefill_end = parent.prefill_end
+        self.block_keys = parent.block_keys.copy()
+        self.num_published_blocks = parent.num_published_blocks
 
 
 #: (policy key, arrival number): the one order that waiting, recomputed and swapped groups share
@@ -91,9 +107,12 @@ OrderKey = tuple[float, int]
 class SequenceGroup:
     """One request: a prompt and its sequences, admitted, preempted and resumed as a unit.
 
-    `prefill_end` is the known length at the last admission: up to there tokens are computed in chunks, beyond it
-    one a step. `num_tokens_at_resume` is the known length when it last came back; None if it was never preempted.
-    `num_steps_passed_over` counts the steps in a row in which shorter prompts went before this one.
+    `live` holds the unfinished sequences that have a cache of their own, or are to get one: before the first token
+    that is the first sequence alone, which computes the prompt for all (`is_forked` is then False).
+    `num_tokens_at_resume` is the known length when it last came back; None if it was never preempted.
+    `num_cached_tokens` is what the prefix cache gave of the prompt; `num_findable_tokens` what was published of it
+    when it was last thrown away. `num_steps_passed_over` counts the steps since its last chunk in which shorter
+    prompts went before this one. `waits_for` is the more urgent group that took its place: it comes in first.
     """
 
     request_id: str
@@ -101,28 +120,55 @@ class SequenceGroup:
     stop_rules: StopRules
     order: OrderKey
     arrival_s: float
-    prefill_end: int = 0
-    num_steps_in_flight: int = 0
+    priority: int = 0
+    tenant: str = ""
+    is_beam: bool = False
+    live: list[Sequence] = field(default_factory=list)
+    is_forked: bool = True
+    num_cached_tokens: int = 0
+    num_findable_tokens: int = 0
     num_preemptions: int = 0
     num_steps_passed_over: int = 0
     num_tokens_at_resume: int | None = None
+    waits_for: "SequenceGroup | None" = None
 
     @property
     def num_seqs(self) -> int:
-        """Sequence slots that the group takes."""
-        return len(self.sequences)
+        """Sequence slots that the group takes: those of its siblings from the start, those of all beams to the end."""
+        return len(self.live) if self.is_forked and not self.is_beam else len(self.sequences)
 
     @property
     def is_finished(self) -> bool:
-        return all(seq.status.is_finished for seq in self.sequences)
+        return not self.live
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a step that has not ended reads or writes its blocks."""
+        return any(seq.num_steps_in_flight for seq in self.sequences)
+
+    @property
+    def has_output(self) -> bool:
+        return any(seq.num_output_tokens for seq in self.live)
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        return sum(seq.num_uncomputed_tokens for seq in self.sequences)
+        """Tokens that no step has taken yet, counted once for each sequence that has to compute them."""
+        return sum(seq.num_uncomputed_tokens for seq in self.live)
 
     @property
     def is_prefilling(self) -> bool:
-        return self.sequences[0].num_scheduled_tokens < self.prefill_end
+        """Whether a sequence is mid-way through tokens that are computed in chunks."""
+        if len(self.live) == 1:
+            seq = self.live[0]
+            return seq.num_computed_tokens + seq.num_in_flight_tokens < seq.prefill_end
+        return any(seq.num_scheduled_tokens < seq.prefill_end for seq in self.live)
+
+    def urgent_before(self) -> "SequenceGroup | None":
+        """The group that took this one's place and is not in yet."""
+        urgent = self.waits_for
+        if urgent is not None and (urgent.is_finished or urgent.live[0].status is SequenceStatus.RUNNING):
+            urgent = self.waits_for = None
+        return urgent
 
     def set_status(self, status: SequenceStatus) -> None:
         """Give every unfinished sequence the status."""

@@ -16,7 +16,9 @@ LOAD = EngineLoad(
 @dataclass
 class FakeWorker:
     """`answer_ids` are produced `tokens_per_frame` a frame, then `stop_token_id` unless EOS is ignored; again
-    and again if `is_endless`. `error` is raised, or `engine_error` reported, after `fail_after` tokens."""
+    and again if `is_endless`. Sample i answers with `sample_ids[i]` where there are some, one token of each in turn,
+    with log-probabilities `sample_logprobs[i]`, again and again. `error` is raised, or `engine_error` reported, after
+    `fail_after` tokens."""
 
     answer_ids: list[int] = field(default_factory=list)
     stop_token_id: int | None = None
@@ -28,6 +30,9 @@ class FakeWorker:
     reject: Exception | None = None
     logprob: float = -0.5
     is_endless: bool = False
+    sample_ids: list[list[int]] = field(default_factory=list)
+    sample_logprobs: list[list[float]] = field(default_factory=list)
+    num_cached_tokens: int | None = None
     requests: list[EngineRequest] = field(default_factory=list)
     finished: list[tuple[str, int, int]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -58,8 +63,21 @@ class FakeWorker:
         self.aborted.append(request_id)
 
     def _events(self, request: EngineRequest) -> Iterator[TokenEvent]:
-        """One by one: an endless answer is not made beforehand."""
-        token_ids = list(self.answer_ids)
+        """One by one: an endless answer is not made beforehand. Of several samples each has its turn."""
+        samples = [self._sample_events(request, index) for index in range(request.params.n)]
+        is_first = True
+        while samples:
+            for sample in list(samples):
+                event = next(sample, None)
+                if event is None:
+                    samples.remove(sample)
+                    continue
+                if is_first:
+                    event.num_cached_tokens, is_first = self.num_cached_tokens, False
+                yield event
+
+    def _sample_events(self, request: EngineRequest, index: int) -> Iterator[TokenEvent]:
+        token_ids = list(self.sample_ids[index] if self.sample_ids else self.answer_ids)
         if self.stop_token_id is not None and not request.params.ignore_eos:
             token_ids.append(self.stop_token_id)
         limit = request.params.max_tokens
@@ -70,22 +88,27 @@ class FakeWorker:
         for start in range(0, num_tokens, self.tokens_per_frame):
             end = min(start + self.tokens_per_frame, num_tokens)
             piece = [token_ids[position % len(token_ids)] for position in range(start, end)]
-            event = TokenEvent(request.request_id, 0, piece, self._logprobs(request, piece))
+            own = self.sample_logprobs[index] if self.sample_logprobs else [self.logprob]
+            logprobs = [own[position % len(own)] for position in range(start, end)]
+            event = TokenEvent(request.request_id, index, piece, _alternatives(request, piece, logprobs))
             if end == num_tokens and not is_failing:
                 is_stop = piece[-1] in {self.stop_token_id, *request.params.stop_token_ids}
                 event.finish_reason = "stop" if is_stop else "length"
             yield event
         if self.engine_error is not None:
-            yield TokenEvent(request.request_id, 0, [], None, "error", self.engine_error)
+            yield TokenEvent(request.request_id, index, [], None, "error", self.engine_error)
 
-    def _logprobs(self, request: EngineRequest, token_ids: list[int]) -> list[TokenLogprobs] | None:
-        num_alternatives = request.params.logprobs
-        if num_alternatives is None:
-            return None
-        return [
-            (self.logprob, [(token_id, self.logprob), (5, float("-inf")), (6, -9.0)][:num_alternatives])
-            for token_id in token_ids
-        ]
+
+def _alternatives(
+    request: EngineRequest, token_ids: list[int], logprobs: list[float]
+) -> list[TokenLogprobs] | None:
+    num_alternatives = request.params.logprobs
+    if num_alternatives is None:
+        return None
+    return [
+        (logprob, [(token_id, logprob), (5, float("-inf")), (6, -9.0)][:num_alternatives])
+        for token_id, logprob in zip(token_ids, logprobs, strict=True)
+    ]
 
 
 @dataclass

@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from kv_cache import NULL_BLOCK, BlockManager
+from kv_cache import NULL_BLOCK, BlockKey, BlockManager
 from scheduler import (
     PreemptionMode,
+    QueuePolicy,
+    Request,
     Scheduler,
     SchedulerConfig,
     SchedulerOutputs,
@@ -13,13 +15,20 @@ from scheduler import (
     SequenceGroup,
     StopRules,
 )
-from scheduler.queues import GroupQueue
+from scheduler.queues import GroupQueue, WaitingQueue
 from scheduler.records import StepRecord
 
-#: what every sampling row gets unless the test says otherwise
+#: what the first sample gets unless the test says otherwise; its siblings get the tokens after it
 ORDINARY_TOKEN = 5
 STOP_TOKEN = 2
 STEP_S = 0.01
+
+
+def block_keys(token_ids: list[int], block_size: int, salt: str = "") -> list[BlockKey]:
+    """Names of the full blocks: all that comes before a block is part of its name, as is the salt."""
+    return [
+        repr((salt, token_ids[:end])).encode() for end in range(block_size, len(token_ids) + 1, block_size)
+    ]
 
 
 class Stepper:
@@ -30,6 +39,7 @@ class Stepper:
         *,
         policy: str = "chunked_prefill",
         mode: str = "recompute",
+        order: str = "fcfs",
         budget: int = 64,
         max_num_seqs: int = 8,
         max_model_len: int = 64,
@@ -37,6 +47,7 @@ class Stepper:
         num_blocks: int = 1000,
         num_host_blocks: int = 0,
         watermark: float = 0.0,
+        has_prefix_cache: bool = False,
         **options: Any,
     ) -> None:
         """`num_blocks` counts usable device blocks, `options` are further fields of `SchedulerConfig`."""
@@ -46,40 +57,87 @@ class Stepper:
             max_model_len=max_model_len,
             policy=SchedulerPolicy(policy),
             preemption_mode=PreemptionMode(mode),
+            queue_policy=QueuePolicy(order),
             **options,
         )
         self.blocks = BlockManager(block_size, num_blocks + NULL_BLOCK + 1, num_host_blocks, watermark=watermark)
         self.scheduler = Scheduler(config, self.blocks)
         self.groups: dict[str, SequenceGroup] = {}
+        #: the last end of each request, and the end of each of its samples
         self.ends: dict[str, SequenceEnd] = {}
-        #: the next samples of a request, one a step, before it goes on with ordinary tokens
+        self.sample_ends: dict[tuple[str, int], SequenceEnd] = {}
+        #: the next samples of a request, one a row, before it goes on with ordinary tokens
         self.samples: dict[str, list[int]] = {}
+        self._has_prefix_cache = has_prefix_cache
+        self._salts: dict[str, str] = {}
         self._num_scheduled = 0
 
-    def add(self, request_id: str, num_prompt_tokens: int, max_tokens: int = 1000, **rules: Any) -> SequenceGroup:
-        prompt = list(range(100, 100 + num_prompt_tokens))
-        stop_rules = StopRules(
+    @property
+    def now(self) -> float:
+        return self._num_scheduled * STEP_S
+
+    def add(
+        self,
+        request_id: str,
+        prompt: int | list[int],
+        max_tokens: int = 1000,
+        *,
+        n: int = 1,
+        is_beam: bool = False,
+        priority: int = 0,
+        tenant: str = "",
+        salt: str = "",
+        outputs: list[list[int]] | None = None,
+        **rules: Any,
+    ) -> SequenceGroup:
+        """`prompt`: its tokens, or how many (then all prompts begin alike). `rules` are fields of `StopRules`."""
+        token_ids = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
+        limits = StopRules(
             max_tokens, self.scheduler.config.max_model_len, stop_token_ids=frozenset({STOP_TOKEN}), **rules
         )
-        group = self.scheduler.add(request_id, prompt, stop_rules, 0.0)
+        self._salts[request_id] = salt
+        keys = [block_keys(token_ids + output, self.blocks.block_size, salt) for output in outputs or [[]]]
+        request = Request(
+            request_id,
+            token_ids,
+            limits,
+            self.now,
+            num_samples=n,
+            is_beam=is_beam,
+            priority=priority,
+            tenant=tenant,
+            output_token_ids=outputs or [],
+            block_keys=keys if self._has_prefix_cache else [],
+        )
+        group = self.scheduler.add(request)
         self.groups[request_id] = group
         return group
 
     def plan(self) -> SchedulerOutputs:
         """`schedule`, with the block accounting checked."""
         self._num_scheduled += 1
-        outputs = self.scheduler.schedule(self._num_scheduled * STEP_S)
+        outputs = self.scheduler.schedule(self.now)
         self.blocks.check_integrity()
         self._note(outputs.ended)
         return outputs
 
     def settle(self, outputs: SchedulerOutputs) -> None:
         samples: dict[int, list[int]] = {}
+        keys: dict[int, list[BlockKey]] = {}
         for chunk in outputs.chunks:
-            if chunk.do_sample:
+            if not chunk.do_sample:
+                continue
+            group = self.groups[chunk.request_id]
+            row = next(seq for seq in group.sequences if seq.seq_id == chunk.seq_id)
+            for seq in [row] if chunk.sample_indices is None else [group.sequences[i] for i in chunk.sample_indices]:
                 canned = self.samples.get(chunk.request_id)
-                samples[chunk.seq_id] = [canned.pop(0) if canned else ORDINARY_TOKEN]
-        self._note(self.scheduler.update(outputs.step_id, samples, self._num_scheduled * STEP_S))
+                samples[seq.seq_id] = [canned.pop(0) if canned else ORDINARY_TOKEN + seq.index]
+                token_ids = row.token_ids + samples[seq.seq_id]
+                if self._has_prefix_cache and len(token_ids) % self.blocks.block_size == 0:
+                    keys[seq.seq_id] = block_keys(
+                        token_ids, self.blocks.block_size, self._salts[chunk.request_id]
+                    )[-1:]
+        self._note(self.scheduler.update(outputs.step_id, samples, self.now, block_keys=keys))
         self.blocks.check_integrity()
 
     def step(self) -> StepRecord:
@@ -100,16 +158,20 @@ class Stepper:
             records.append(self.step())
         assert self.blocks.num_used_device_blocks == 0
         assert self.blocks.num_used_host_blocks == 0
+        assert self.scheduler.num_queued_tokens() == 0
         return records
 
     def abort(self, request_id: str) -> None:
         self._note(self.scheduler.abort(request_id))
 
-    def finish(self, request_id: str) -> None:
-        self._note(self.scheduler.finish(request_id, 0))
+    def finish(self, request_id: str, index: int = 0) -> None:
+        self._note(self.scheduler.finish(request_id, index))
 
-    def num_output_tokens(self, request_id: str) -> int:
-        return self.groups[request_id].sequences[0].num_output_tokens
+    def num_output_tokens(self, request_id: str, index: int = 0) -> int:
+        return self.groups[request_id].sequences[index].num_output_tokens
+
+    def num_held_blocks(self, request_id: str) -> int:
+        return self.blocks.num_held_blocks([seq.seq_id for seq in self.groups[request_id].sequences])
 
     @property
     def waiting(self) -> list[str]:
@@ -125,17 +187,21 @@ class Stepper:
 
     def _note(self, ends: list[SequenceEnd]) -> None:
         for end in ends:
-            assert end.request_id not in self.ends, f"{end.request_id} ended twice"
-            self.ends[end.request_id] = end
+            sample = (end.request_id, end.index)
+            assert sample not in self.sample_ends, f"{sample} ended twice"
+            self.sample_ends[sample] = self.ends[end.request_id] = end
 
 
-def _ids(queue: GroupQueue) -> list[str]:
+def _ids(queue: GroupQueue | WaitingQueue) -> list[str]:
     return [group.request_id for group in queue]
 
 
 def chunk_sizes(record: StepRecord) -> dict[str, int]:
     """Prefill tokens of each request in the step."""
-    return {chunk.request_id: chunk.end - chunk.start for chunk in record.prefill_chunks}
+    sizes: dict[str, int] = {}
+    for chunk in record.prefill_chunks:
+        sizes[chunk.request_id] = sizes.get(chunk.request_id, 0) + chunk.end - chunk.start
+    return sizes
 
 
 def victims(record: StepRecord) -> list[tuple[str, str]]:

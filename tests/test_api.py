@@ -30,6 +30,7 @@ def test_a_completion_has_text_usage_and_finish_reason() -> None:
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
         "total_tokens": num_prompt_tokens + num_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 

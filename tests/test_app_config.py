@@ -18,11 +18,12 @@ from deployments.cli.ports import can_listen
 from deployments.cli.serve_file import read_options
 from deployments.config import AppArgs, app_args_from
 from worker.config import ConfigError, EngineConfig
+from worker.tenant_weights import parse_tenant_weights
 
 
 def test_every_engine_option_has_the_same_name_and_default_here():
     for option in dataclasses.fields(EngineConfig):
-        assert AppArgs.model_fields[option.name].default == option.default, option.name
+        assert getattr(AppArgs(), option.name) == getattr(EngineConfig(), option.name), option.name
     assert AppArgs().to_engine_config() == EngineConfig()
 
 
@@ -52,7 +53,15 @@ def test_text_values_of_serve_run_are_taken_as_numbers():
         ({"block_size": 0}, "block_size", "at least 1"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "max_num_batched_tokens", "16"),
         ({"scheduler_policy": "fastest"}, "scheduler_policy", "fastest"),
-        ({"preemption_mode": "auto"}, "preemption_mode", "not available"),
+        ({"preemption_mode": "magic"}, "preemption_mode", "magic"),
+        ({"queue_policy": "lifo"}, "queue_policy", "lifo"),
+        ({"priority_aging_s": 0}, "priority_aging_s", "above 0"),
+        ({"tenant_weights": "a=1,b"}, "tenant_weights", "TENANT=WEIGHT"),
+        ({"tenant_weights": "a=x"}, "tenant_weights", "not a number"),
+        ({"tenant_weights": {"a": 0}}, "tenant_weights", "above 0"),
+        ({"tenant_weights": {"a": float("nan")}}, "tenant_weights", "above 0"),
+        ({"tenant_header": "X Team"}, "tenant_header", "pattern"),
+        ({"max_n": 0}, "max_n", "greater than"),
         ({"kv_cache_memory": "lots"}, "kv_cache_memory", "lots"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size", "not available"),
         ({"enable_lora": True}, "enable_lora", "not available"),
@@ -62,6 +71,41 @@ def test_a_wrong_option_is_refused_by_its_name(values: dict[str, object], option
     with pytest.raises(ConfigError, match=words) as caught:
         app_args_from(dict(values))
     assert caught.value.option == option
+
+
+def test_tenant_weights_may_be_text_or_a_mapping():
+    for weights in ("a=1, b=3", {"a": 1, "b": 3}):
+        assert app_args_from({"tenant_weights": weights}).to_engine_config().tenant_weights == {"a": 1.0, "b": 3.0}
+    assert parse_tenant_weights("team=a=2,") == {"team=a": 2.0}
+    with pytest.raises(ValueError, match="once"):
+        parse_tenant_weights("a=1,a=2")
+
+
+def test_the_secret_of_the_prefix_cache_comes_from_the_option_or_else_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    assert AppArgs().to_engine_config().prefix_cache_secret == ""
+    monkeypatch.setenv("STALLFREE_PREFIX_CACHE_SECRET", "of the environment")
+    assert AppArgs().to_engine_config().prefix_cache_secret == "of the environment"
+    args = AppArgs(prefix_cache_secret="of the option")
+    assert args.to_engine_config().prefix_cache_secret == "of the option"
+
+
+def test_the_secret_of_the_prefix_cache_is_shown_nowhere():
+    args = AppArgs(prefix_cache_secret="hush")
+    for value in (args, args.to_engine_config()):
+        assert "hush" not in repr(value)
+        assert "hush" not in str(value)
+    with pytest.raises(ConfigError) as caught:
+        app_args_from({"prefix_cache_secret": 4711})
+    assert caught.value.option == "prefix_cache_secret"
+    assert "4711" not in str(caught.value)
+
+
+def test_every_worker_of_an_application_has_the_same_secret():
+    _, workers = _deployments(build(AppArgs(prefix_cache_secret="shared", num_workers=2)))
+    config = workers.init_args[0]
+    assert config.prefix_cache_secret == "shared"
 
 
 @pytest.mark.parametrize(
@@ -174,6 +218,9 @@ def test_an_empty_file_changes_nothing(tmp_path: Path):
         (["--model", "/no/such/folder"], "--model"),
         (["--max-num-batched-tokens", "4", "--max-num-seqs", "8"], "--max-num-batched-tokens"),
         (["--no-such-option"], "--no-such-option"),
+        (["--tenant-weights", "a"], "--tenant-weights: must be TENANT=WEIGHT"),
+        (["--tenant-header", "X Team"], "--tenant-header"),
+        (["--max-n", "0"], "--max-n"),
     ],
 )
 def test_serve_refuses_by_the_options_name_before_ray_starts(

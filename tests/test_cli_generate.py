@@ -66,7 +66,7 @@ def test_json_has_one_object_a_prompt_and_last_the_stats(
     *answers, last = json_lines(capsys.readouterr().out)
     assert [answer["prompt"] for answer in answers] == ["abc", "日本"]
     for answer in answers:
-        assert list(answer) == ["prompt", "text", "token_ids", "finish_reason"]
+        assert list(answer) == ["prompt", "index", "text", "token_ids", "finish_reason"]
         assert len(answer["token_ids"]) == 8
         assert answer["finish_reason"] == "length"
     assert last == {
@@ -76,8 +76,31 @@ def test_json_has_one_object_a_prompt_and_last_the_stats(
             "preemptions": {"recompute": 0, "swap": 0},
             "swapped_blocks": {"out": 0, "in": 0},
             "discarded_tokens": 0,
+            "prefix_cache": {"queried_blocks": 0, "hit_blocks": 0},
         }
     }
+
+
+def test_several_answers_are_a_line_each_with_their_index(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--model", str(model_folder), *SMALL, "--max-tokens", "8", "--ignore-eos", "--seed", "3")
+    assert generate(*options, "--n", "2", "--prompt", "abc", "--prompt", "hello", "--json") == 0
+    *answers, _ = json_lines(capsys.readouterr().out)
+    assert [(answer["prompt"], answer["index"]) for answer in answers] == [
+        ("abc", 0), ("abc", 1), ("hello", 0), ("hello", 1),
+    ]  # fmt: skip
+    assert generate(*options, "--n", "2", "--prompt", "abc") == 0
+    assert capsys.readouterr().out == f"{answers[0]['text']}\n{answers[1]['text']}\n"
+
+
+def test_a_beam_search_prints_its_best_answers(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--model", str(model_folder), *SMALL, "--max-tokens", "8", "--ignore-eos", "--prompt", "abc", "--json")
+    beams = ("--beam-width", "4", "--length-penalty", "0.5", "--early-stopping", "never")
+    assert generate(*options, *beams, "--n", "2") == 0
+    *answers, _ = json_lines(capsys.readouterr().out)
+    assert [answer["index"] for answer in answers] == [0, 1]
+    assert answers[0]["token_ids"] != answers[1]["token_ids"]
 
 
 def test_the_seed_fixes_the_answer(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,6 +260,9 @@ def test_every_option_reaches_the_field_of_its_name() -> None:
         "gpu_memory_utilization": 0.5,
         "scheduler_policy": "default",
         "preemption_mode": "swap",
+        "queue_policy": "fair",
+        "priority_aging_s": 5.0,
+        "prefix_cache_secret": "of ours",
         "chunk_alignment": 64,
         "max_num_partial_prefills": 2,
         "long_prefill_threshold": 300,
@@ -244,8 +270,10 @@ def test_every_option_reaches_the_field_of_its_name() -> None:
         "num_threads": 2,
     }
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
-    expected = EngineConfig(**values, trust_remote_code=True)
-    assert engine_config_from(engine_parser().parse_args([*arguments, "--trust-remote-code"])) == expected
+    arguments += ["--trust-remote-code", "--tenant-weights", "a=1,b=3", "--no-enable-prefix-caching"]
+    weights = {"a": 1.0, "b": 3.0}
+    expected = EngineConfig(**values, trust_remote_code=True, tenant_weights=weights, enable_prefix_caching=False)
+    assert engine_config_from(engine_parser().parse_args(arguments)) == expected
     assert engine_parser().parse_args(["--num-device-blocks", "9"]).num_device_blocks == 9
     assert engine_parser().parse_args(["--kv-cache-memory", "3MiB"]).kv_cache_memory == 3 * 2**20
 

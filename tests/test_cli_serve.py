@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -61,6 +62,28 @@ def metric(url: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
+def check_several_answers(url: str, body: dict[str, Any]) -> None:
+    def ask(**fields: Any) -> dict[str, Any]:
+        response = httpx.post(f"{url}/completions", json={**body, "prompt": "x" * 40, **fields}, timeout=60)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    sampled = ask(n=3, seed=5)
+    texts = [choice["text"] for choice in sampled["choices"]]
+    assert [choice["index"] for choice in sampled["choices"]] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    again = ask(n=2, seed=5)
+    assert [choice["text"] for choice in again["choices"]] == texts[:2]
+    assert again["usage"]["prompt_tokens"] == 40
+    assert again["usage"]["completion_tokens"] == 14
+    assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": 32}
+    assert ask(n=1, best_of=3, seed=5)["choices"][0]["text"] in texts
+    beams = ask(use_beam_search=True, n=2, beam_width=4)
+    assert len({choice["text"] for choice in beams["choices"]}) == 2
+    assert ask(cache_salt="mine")["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    wait_for(lambda: metric(url, "stallfree_prefix_cache_hits_total") > 0, 5.0)
+
+
 @pytest.mark.slow
 def test_it_says_one_line_answers_and_leaves_no_process(model_folder: Path):
     port = free_port()
@@ -73,6 +96,7 @@ def test_it_says_one_line_answers_and_leaves_no_process(model_folder: Path):
         answer = httpx.post(f"{url}/completions", json=body, timeout=60)
         assert answer.json()["usage"]["completion_tokens"] == 7
 
+        check_several_answers(url, body)
         endless = {**body, "max_tokens": 100, "stream": True}
         with httpx.stream("POST", f"{url}/completions", json=endless, timeout=60) as response:
             chunks = response.iter_text()

@@ -39,9 +39,10 @@ def test_defaults_on_the_cpu_suit_a_slow_machine() -> None:
     assert resolved.chunk_alignment == resolved.block_size == 16
     assert resolved.max_model_len == MODEL_LEN
     assert resolved.num_device_blocks == 1000
-    assert resolved.num_host_blocks == 0
+    assert resolved.num_host_blocks == 1000
+    assert resolve("cpu", preemption_mode="recompute").num_host_blocks == 0
     assert resolved.scheduler_policy is SchedulerPolicy.CHUNKED_PREFILL
-    assert resolved.preemption_mode is PreemptionMode.RECOMPUTE
+    assert resolved.preemption_mode is PreemptionMode.AUTO
     assert resolved.notes == ()
 
 
@@ -106,7 +107,9 @@ def test_a_size_that_is_no_whole_number_is_refused(value: object) -> None:
         ("device", "tpu"),
         ("scheduler_policy", "fastest"),
         ("preemption_mode", "drop"),
-        ("preemption_mode", "auto"),
+        ("queue_policy", "lifo"),
+        ("priority_aging_s", 0.0),
+        ("tenant_weights", {"a": 0.0}),
         ("attention_backend", "flash"),
         ("gpu_memory_utilization", 0.0),
         ("gpu_memory_utilization", 1.1),

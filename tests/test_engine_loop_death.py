@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from kv_cache import TableRequest
 from tests.steppable_engine import Running, SteppableEngine, request, running, slowly, wait_until
 from worker.types import TokenEvent
 
@@ -146,7 +147,7 @@ def test_an_idle_engine_looks_after_its_books_and_dies_loudly_when_they_are_wron
         run.loop.submit(request("a", max_tokens=2))
         run.mailbox.wait_for_end("a")
         wait_until(lambda: run.engine.num_integrity_checks > 0)
-        run.engine.stepper.blocks.allocate(-1, 4)
+        run.engine.stepper.blocks.allocate([TableRequest(-1, 4)])
         run.loop.abort("unknown")
         assert run.died.wait(10.0)
         assert isinstance(run.deaths[0], AssertionError)

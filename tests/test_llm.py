@@ -12,7 +12,7 @@ from worker.engine import EngineTotals, RequestError
 from worker.llm import LLM
 from worker.sampling_choices import SamplingChoices, SamplingError
 from worker.text import Tokenizer
-from worker.types import EngineRequest, SamplingParams, TokenEvent
+from worker.types import BeamParams, EngineRequest, SamplingParams, TokenEvent
 
 PROMPTS = ["The cat sat on the mat.", "a", "To be, or not to be: that is the question. " * 4, "日本語 🙂"]
 GREEDY = SamplingChoices(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -146,6 +146,31 @@ def test_token_ids_outside_the_vocabulary_are_refused(llm: LLM, token_id: int) -
         llm.generate([[5, token_id]], GREEDY)
 
 
+# --- several answers
+
+
+def test_several_answers_to_a_prompt_come_in_a_row_with_their_indices(llm: LLM) -> None:
+    choices = SamplingChoices(max_tokens=12, temperature=1.0, seed=5, n=3, ignore_eos=True)
+    completions = llm.generate(PROMPTS, choices)
+    assert [(completion.prompt, completion.index) for completion in completions] == [
+        (prompt, index) for prompt in PROMPTS for index in range(3)
+    ]
+    for place in range(len(PROMPTS)):
+        assert len({tuple(completion.token_ids) for completion in completions[3 * place : 3 * place + 3]}) == 3
+    alone = llm.generate(PROMPTS, replace(choices, n=1))
+    assert [completion.token_ids for completion in completions[::3]] == [completion.token_ids for completion in alone]
+
+
+def test_beams_are_the_best_answers_of_a_search(llm: LLM) -> None:
+    beams = llm.generate(PROMPTS[:2], SamplingChoices(max_tokens=6, beam_width=4, n=2, ignore_eos=True))
+    assert [completion.index for completion in beams] == [0, 1, 0, 1]
+    assert [len(completion.token_ids) for completion in beams] == [6] * 4
+    assert {completion.finish_reason for completion in beams} == {"length"}
+    one_beam = llm.generate(PROMPTS[:2], SamplingChoices(max_tokens=6, beam_width=1, ignore_eos=True))
+    greedy = llm.generate(PROMPTS[:2], replace(GREEDY, max_tokens=6))
+    assert [c.token_ids for c in one_beam] == [c.token_ids for c in greedy]
+
+
 def test_no_prompts_give_no_completions(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
@@ -160,7 +185,11 @@ def test_stats_count_what_the_engine_did(config: EngineConfig) -> None:
         "preemptions": {"recompute": 0, "swap": 0},
         "swapped_blocks": {"out": 0, "in": 0},
         "discarded_tokens": 0,
+        # 6 whole blocks of 16 were looked for in a cache that held nothing.
+        "prefix_cache": {"queried_blocks": 6, "hit_blocks": 0},
     }
+    llm.generate(["x" * 100], replace(GREEDY, max_tokens=3))
+    assert llm.stats()["prefix_cache"] == {"queried_blocks": 12, "hit_blocks": 6}
 
 
 # --- choices
@@ -205,12 +234,44 @@ def test_the_seed_is_the_users_or_else_random() -> None:
         ("logprobs", -1),
         ("logprobs", VOCAB_SIZE + 1),
         ("min_tokens", -1),
+        ("n", 0),
+        ("beam_width", 0),
+        ("beam_width", VOCAB_SIZE + 1),
+        ("length_penalty", 2.0),
+        ("early_stopping", True),
     ],
 )
 def test_choices_out_of_range_are_refused_by_name(option: str, value: float) -> None:
     with pytest.raises(SamplingError, match=f"^{option}: ") as caught:
         resolved(SamplingChoices(**{option: value}))
     assert caught.value.option == option
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("temperature", 0.5),
+        ("top_p", 0.9),
+        ("top_k", 3),
+        ("min_p", 0.1),
+        ("repetition_penalty", 1.1),
+        ("presence_penalty", 1.0),
+        ("frequency_penalty", 1.0),
+        ("logprobs", 0),
+        ("min_tokens", 1),
+        ("length_penalty", 11.0),
+        ("early_stopping", "always"),
+    ],
+)
+def test_what_does_not_go_with_beams_is_refused_by_name(option: str, value: float | str) -> None:
+    with pytest.raises(SamplingError, match=f"^{option}: "):
+        resolved(SamplingChoices(beam_width=4, **{option: value}))
+
+
+def test_beams_leave_the_models_own_sampling_defaults_out() -> None:
+    params = resolved(SamplingChoices(beam_width=4, n=2, length_penalty=0.5, early_stopping="never"), DEFAULTS)
+    assert params.beam == BeamParams(4, 0.5, "never")
+    assert (params.n, params.temperature, params.top_k, params.max_tokens) == (2, 1.0, 0, 100)
 
 
 # --- an engine that goes wrong

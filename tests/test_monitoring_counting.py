@@ -26,6 +26,10 @@ def make_step(step_id: int, *, duration_s: float | None = 0.02, chunks: tuple[in
     )
 
 
+def preemption(mode: str, reason: str, *, num_discarded_tokens: int = 0) -> PreemptionRecord:
+    return PreemptionRecord("b", mode, reason, "a", 4, num_discarded_tokens, 0.0, 0.0)
+
+
 def num_observed(snapshot: dict, name: str) -> int:
     return sum(snapshot["histograms"][name]["counts"])
 
@@ -160,17 +164,29 @@ def test_chunk_counts_equal_the_chunks_scheduled() -> None:
 def test_preemptions_and_swaps_are_counted_by_mode_and_direction() -> None:
     step = make_step(7)
     step.preemptions = [
-        PreemptionRecord("b", "recompute", "blocks", "a", num_blocks=4, num_discarded_tokens=60),
-        PreemptionRecord("c", "swap", "blocks", "a", num_blocks=2, num_discarded_tokens=0),
-        PreemptionRecord("d", "recompute", "host_pool_full", "a", num_blocks=1, num_discarded_tokens=9),
+        preemption("recompute", "blocks", num_discarded_tokens=60),
+        preemption("swap", "priority"),
+        preemption("recompute", "host_pool_full", num_discarded_tokens=9),
     ]
     step.num_blocks_swapped_out, step.num_blocks_swapped_in = 2, 5
     metrics = WorkerMetrics("demo", 0)
     metrics.fold([step])
     counters = metrics.snapshot()["counters"]
     assert counters["stallfree_preemptions_total"] == {"recompute": 2, "swap": 1}
+    assert counters["stallfree_preemption_reasons_total"] == {"blocks": 1, "priority": 1, "host_pool_full": 1}
     assert counters["stallfree_discarded_tokens_total"] == {"": 69}
     assert counters["stallfree_swapped_blocks_total"] == {"in": 5, "out": 2}
+
+
+def test_blocks_looked_for_and_found_in_the_prefix_cache_are_counted() -> None:
+    metrics = WorkerMetrics("demo", 0)
+    for step_id, (num_queried, num_hit) in enumerate([(6, 0), (0, 0), (6, 5)]):
+        step = make_step(step_id)
+        step.num_blocks_queried, step.num_blocks_hit = num_queried, num_hit
+        metrics.fold([step])
+    counters = metrics.snapshot()["counters"]
+    assert counters["stallfree_prefix_cache_queries_total"] == {"": 12}
+    assert counters["stallfree_prefix_cache_hits_total"] == {"": 5}
 
 
 def test_a_step_is_counted_once_though_lists_of_records_overlap() -> None:
@@ -208,14 +224,29 @@ def test_a_step_that_only_moved_blocks_is_counted_without_a_duration() -> None:
 def test_gauges_are_those_of_now_after_everything_was_cancelled_without_another_step() -> None:
     metrics = WorkerMetrics("demo", 0)
     metrics.set_pool_sizes(num_device_blocks=64, num_host_blocks=16)
-    metrics.set_load(num_waiting=3, num_running=2, num_swapped=1, num_used_device_blocks=50, num_used_host_blocks=4)
+    metrics.set_load(
+        num_waiting=3,
+        num_running=2,
+        num_swapped=1,
+        num_used_device_blocks=50,
+        num_used_host_blocks=4,
+        num_cached_device_blocks=7,
+    )
     gauges = metrics.snapshot()["gauges"]
     assert gauges["stallfree_num_requests_waiting"] == {"": 3}
     assert gauges["stallfree_num_requests_running"] == {"": 2}
     assert gauges["stallfree_num_requests_swapped"] == {"": 1}
     assert gauges["stallfree_kv_blocks_used"] == {"device": 50, "host": 4}
+    assert gauges["stallfree_kv_blocks_cached"] == {"": 7}
     assert gauges["stallfree_kv_blocks"] == {"device": 64, "host": 16}
-    metrics.set_load(num_waiting=0, num_running=0, num_swapped=0, num_used_device_blocks=0, num_used_host_blocks=0)
+    metrics.set_load(
+        num_waiting=0,
+        num_running=0,
+        num_swapped=0,
+        num_used_device_blocks=0,
+        num_used_host_blocks=0,
+        num_cached_device_blocks=0,
+    )
     idle = metrics.snapshot()["gauges"]
     assert idle.pop("stallfree_kv_blocks") == {"device": 64, "host": 16}
     assert all(number == 0 for series in idle.values() for number in series.values())

@@ -60,10 +60,15 @@ def worker_snapshot(num_preemptions: int, *, worker: int = 0, num_running: int =
     metrics = WorkerMetrics("demo", worker)
     step = StepRecord(step_id=1, time_s=0.0, max_num_batched_tokens=64, num_batched_tokens=40, duration_s=0.01)
     step.prefill_chunks = [ChunkRecord("a", 0, 0, 40)]
-    step.preemptions = [PreemptionRecord("a", "recompute", "blocks", "b", 1, 16)] * num_preemptions
+    step.preemptions = [PreemptionRecord("a", "recompute", "blocks", "b", 1, 16, 0.0, 0.0)] * num_preemptions
     metrics.fold([step])
     metrics.set_load(
-        num_waiting=0, num_running=num_running, num_swapped=0, num_used_device_blocks=13, num_used_host_blocks=0
+        num_waiting=0,
+        num_running=num_running,
+        num_swapped=0,
+        num_used_device_blocks=13,
+        num_used_host_blocks=0,
+        num_cached_device_blocks=0,
     )
     return metrics.snapshot()
 

@@ -12,7 +12,7 @@ POLICIES = pytest.mark.parametrize("policy", ["default", "chunked_prefill"])
 @POLICIES
 def test_a_prompt_that_no_pool_could_hold_is_refused_on_arrival(policy: str) -> None:
     stepper = Stepper(policy=policy, num_blocks=8, budget=256, max_model_len=256)
-    with pytest.raises(RequestTooLargeError, match="33 tokens needs 9 cache blocks; there are 8"):
+    with pytest.raises(RequestTooLargeError, match="33 tokens needs 9 cache blocks for 1 sequence; there are 8"):
         stepper.add("too large", 33)
     stepper.add("fits", 32)
     stepper.run_to_end()

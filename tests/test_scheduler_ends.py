@@ -70,10 +70,10 @@ def grow_in_queue(stepper: Stepper, request_id: str, num_tokens: int) -> None:
     """As if steps in flight had brought it many tokens at once."""
     group = stepper.groups[request_id]
     queues = stepper.scheduler.queues
-    queue = queues.swapped if request_id in stepper.swapped else queues.waiting
-    queue.remove(group)
+    leave, enter = (queues.stop_waiting, queues.wait) if request_id in stepper.waiting else (queues.unpark, queues.park)
+    leave(group)
     group.sequences[0].token_ids += [5] * num_tokens
-    queue.add(group)
+    enter(group)
 
 
 @POLICIES
@@ -105,5 +105,5 @@ def test_a_prompt_that_can_never_fit_ends_alone_with_an_error_to_read(policy: st
     record = stepper.step()
     assert record.ended == ["never"]
     assert stepper.ends["never"].finish_reason == "error"
-    assert "17 tokens needs 5 cache blocks, but there are 4" in (stepper.ends["never"].error or "")
+    assert "needs 5 cache blocks, but there are 4" in (stepper.ends["never"].error or "")
     assert record.admitted == ["next"]

@@ -3,7 +3,8 @@
 import pytest
 
 from scheduler import RequestTooLargeError
-from tests.integer_oracle.scenario import Arrival, Player, Scenario
+from tests.integer_oracle.player import Player, check_answers
+from tests.integer_oracle.scenario import Arrival, Scenario
 from tests.scheduling import Stepper, chunk_sizes
 from worker.config import ConfigError, EngineConfig, check_engine_config
 
@@ -40,7 +41,7 @@ def test_without_chunks_a_budget_below_the_context_is_refused_at_start_so_no_pro
 def test_a_prompt_larger_than_the_pool_is_refused_and_the_next_is_served(policy: str) -> None:
     # vllm-project/vllm#1607
     stepper = Stepper(policy=policy, budget=256, max_model_len=256, block_size=16, num_blocks=8)
-    with pytest.raises(RequestTooLargeError, match="200 tokens needs 13 cache blocks; there are 8"):
+    with pytest.raises(RequestTooLargeError, match="200 tokens needs 13 cache blocks for 1 sequence; there are 8"):
         stepper.add("large", 200)
     stepper.add("small", 5, max_tokens=3)
     stepper.run_to_end(max_steps=3)
@@ -144,11 +145,12 @@ def test_sizes_that_are_zero_or_negative_are_refused_at_start_by_name(option: st
 def test_answers_under_pressure_are_complete_and_equal_to_those_of_an_ample_pool(policy: str, mode: str) -> None:
     # vllm-project/vllm#16832, vllm-project/vllm#5349: 40 requests of 64 tokens in a pool for 10.
     config = Stepper(policy=policy, mode=mode, budget=160, max_num_seqs=40, max_model_len=160).scheduler.config
-    arrivals = [Arrival(0, f"r{n}", [n % 40, 1 + n % 7, 3], [], 64, None) for n in range(40)]
-    small = Player(Scenario(config, 4, 171, 200, arrivals)).play()
-    ample = Player(Scenario(config, 4, 1000, 0, arrivals)).play()
-    assert small.num_recomputes + small.num_swaps >= 10
-    assert ample.num_recomputes + ample.num_swaps == 0
+    arrivals = [Arrival(0, f"r{n}", [n % 40, 1 + n % 7, 3], 64, has_stop_token=False) for n in range(40)]
+    small = Scenario(config, 4, 171, 200, arrivals)
+    played = Player(small).play()
+    check_answers(small, played)
+    assert played.num_recomputes + played.num_swaps >= 10
+    assert {len(output) for output in played.outputs.values()} == {64}
 
 
 @pytest.mark.parametrize("cap", [0, 1, 2])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kv_cache import TableRequest
 from scheduler import PENDING_TOKEN_ID
 from scheduler.records import WaitReason
 from scheduler.scheduler import SchedulerStuckError
@@ -194,7 +195,7 @@ def test_a_scheduler_that_runs_nothing_twice_in_a_row_says_so_loudly() -> None:
     stepper = Stepper(num_blocks=4)
     stepper.add("starved", 5)
     # Somebody holds blocks whom the scheduler does not know.
-    stepper.blocks.allocate(-1, 16)
+    stepper.blocks.allocate([TableRequest(-1, 16)])
     stepper.plan()
     with pytest.raises(SchedulerStuckError, match="two steps in a row ran nothing"):
         stepper.plan()

@@ -210,7 +210,7 @@ def test_re_admission_needs_room_for_the_whole_known_sequence() -> None:
     assert record.waiting_reason is WaitReason.BLOCKS
     stepper.finish("old")
     assert stepper.step().resumed == ["new"]
-    assert stepper.blocks.num_held_blocks(stepper.groups["new"].sequences[0].seq_id) == 3
+    assert stepper.num_held_blocks("new") == 3
 
 
 @POLICIES

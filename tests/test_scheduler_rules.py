@@ -2,7 +2,6 @@
 
 import pytest
 
-from scheduler import StopRules
 from tests.scheduling import Stepper, chunk_sizes, victims
 
 
@@ -172,7 +171,7 @@ def test_generated_tokens_count_as_known_after_a_recompute() -> None:
 
 def test_a_request_that_brings_its_output_along_computes_all_of_it_before_it_samples() -> None:
     stepper = Stepper(budget=8)
-    group = stepper.scheduler.add("resumed", [7] * 4, StopRules(12, 64), 0.0, [5] * 10)
+    group = stepper.add("resumed", [7] * 4, 12, outputs=[[5] * 10])
     sampled = []
     for _ in range(2):
         outputs = stepper.plan()

@@ -3,9 +3,10 @@
 Pure arithmetic: it loads no model and asks no device; sizes of the model and of free memory are arguments.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
-from scheduler.config import PreemptionMode, SchedulerConfig, SchedulerPolicy
+from scheduler.config import PreemptionMode, QueuePolicy, SchedulerConfig, SchedulerPolicy
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -38,7 +39,7 @@ class EngineConfig:
     """Options as given. None means: choose by model and machine (`resolve_engine_config`).
 
     `num_device_blocks` counts the null block. `kv_cache_memory` is in bytes. `chunk_alignment`, partial prefills
-    and thresholds are those of `SchedulerConfig`.
+    and thresholds are those of `SchedulerConfig`. `record` is the file that the scheduler's inputs are written to.
     """
 
     model: str = "demo"
@@ -55,11 +56,17 @@ class EngineConfig:
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
     scheduler_policy: str = "chunked_prefill"
-    preemption_mode: str = "recompute"
+    preemption_mode: str = "auto"
+    queue_policy: str = "fcfs"
+    priority_aging_s: float = 60.0
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    enable_prefix_caching: bool = True
+    prefix_cache_secret: str = field(default="", repr=False)
     chunk_alignment: int | None = None
     max_num_partial_prefills: int = 0
     long_prefill_threshold: int = 0
     min_prefill_tokens: int = 0
+    record: str | None = None
     num_threads: int | None = None
     attention_backend: str = "auto"
     tensor_parallel_size: int = 1
@@ -81,9 +88,15 @@ class ResolvedConfig:
     chunk_alignment: int
     scheduler_policy: SchedulerPolicy
     preemption_mode: PreemptionMode
+    queue_policy: QueuePolicy
+    priority_aging_s: float
+    tenant_weights: Mapping[str, float]
+    enable_prefix_caching: bool
+    prefix_cache_secret: str = field(repr=False)
     max_num_partial_prefills: int
     long_prefill_threshold: int
     min_prefill_tokens: int
+    record: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -97,6 +110,9 @@ class ResolvedConfig:
             max_model_len=self.max_model_len,
             policy=self.scheduler_policy,
             preemption_mode=self.preemption_mode,
+            queue_policy=self.queue_policy,
+            priority_aging_s=self.priority_aging_s,
+            tenant_weights=self.tenant_weights,
             chunk_alignment=self.chunk_alignment,
             max_num_partial_prefills=self.max_num_partial_prefills,
             long_prefill_threshold=self.long_prefill_threshold,
@@ -145,8 +161,12 @@ def check_engine_config(config: EngineConfig) -> None:
     _check_choice("attention_backend", config.attention_backend, ATTENTION_BACKENDS)
     _check_choice("scheduler_policy", config.scheduler_policy, tuple(policy.value for policy in SchedulerPolicy))
     _check_choice("preemption_mode", config.preemption_mode, tuple(mode.value for mode in PreemptionMode))
-    if config.preemption_mode == PreemptionMode.AUTO.value:
-        raise ConfigError("preemption_mode", "auto is not available yet: use recompute or swap")
+    _check_choice("queue_policy", config.queue_policy, tuple(policy.value for policy in QueuePolicy))
+    if not config.priority_aging_s > 0.0:
+        raise ConfigError("priority_aging_s", f"must be above 0, got {config.priority_aging_s}")
+    for tenant, weight in config.tenant_weights.items():
+        if not 0.0 < weight < float("inf"):
+            raise ConfigError("tenant_weights", f"the weight of {tenant!r} must be above 0, got {weight}")
     for option, default in _NOT_YET.items():
         if getattr(config, option) != default:
             raise ConfigError(option, f"is not available yet (got {getattr(config, option)!r})")
@@ -208,7 +228,7 @@ def resolve_engine_config(
     _check_budget(config, budget)
     max_num_seqs = config.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, budget - config.min_prefill_tokens)
     alignment = config.chunk_alignment or (CUDA_CHUNK_ALIGNMENT if device_type == "cuda" else config.block_size)
-    default_host_blocks = num_device_blocks if mode is PreemptionMode.SWAP else 0
+    default_host_blocks = 0 if mode is PreemptionMode.RECOMPUTE else num_device_blocks
     return ResolvedConfig(
         max_model_len=max_model_len,
         max_num_batched_tokens=budget,
@@ -220,9 +240,15 @@ def resolve_engine_config(
         chunk_alignment=min(alignment, budget),
         scheduler_policy=policy,
         preemption_mode=mode,
+        queue_policy=QueuePolicy(config.queue_policy),
+        priority_aging_s=config.priority_aging_s,
+        tenant_weights=config.tenant_weights,
+        enable_prefix_caching=config.enable_prefix_caching,
+        prefix_cache_secret=config.prefix_cache_secret,
         max_num_partial_prefills=config.max_num_partial_prefills,
         long_prefill_threshold=config.long_prefill_threshold,
         min_prefill_tokens=config.min_prefill_tokens,
+        record=config.record,
         notes=tuple(notes),
     )
 

@@ -3,18 +3,34 @@
 One thread drives it: add requests, call `step` while `has_unfinished`, hand the events on.
 """
 
+import secrets
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kv_cache import NULL_BLOCK, BlockManager
-from scheduler import RequestTooLargeError, ScheduledChunk, Scheduler, SchedulerOutputs, SequenceEnd, StopRules
+import torch
+
+from kv_cache import NULL_BLOCK, BlockKey, BlockManager
+from scheduler import (
+    BeamChoices,
+    RequestTooLargeError,
+    ScheduledChunk,
+    Scheduler,
+    SchedulerOutputs,
+    SequenceEnd,
+    SequenceStatus,
+)
+from scheduler.recording import Recorder
 from scheduler.records import StepRecord
-from scheduler.sequence import SequenceGroup
-from worker.config import EngineConfig
+from worker.beam_search import BeamSearch
+from worker.config import ConfigError, EngineConfig
 from worker.loading import LoadedModel, load_runner
-from worker.sampler import SampledToken, Sampler, SampleRow
-from worker.types import EngineLoad, EngineRequest, SamplingParams, TokenEvent
+from worker.open_request import OpenRequest, scheduler_request
+from worker.prefix_keys import PrefixKeys
+from worker.rates import PrefillRate, measure_swap_rate
+from worker.sampler import Sampler, SampleRow
+from worker.types import EngineLoad, EngineRequest, TokenEvent
 
 #: tokens of the step that is run before the engine takes requests, so that the first one finds everything warm
 NUM_WARM_UP_TOKENS = 32
@@ -35,20 +51,12 @@ class EngineTotals:
     num_blocks_swapped_out: int = 0
     num_blocks_swapped_in: int = 0
     num_discarded_tokens: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _OpenRequest:
-    """A request that the scheduler holds. `output_token_ids` is what the sampler's penalties read."""
-
-    params: SamplingParams
-    prompt_token_ids: list[int]
-    output_token_ids: list[int]
-    group: SequenceGroup
+    num_blocks_queried: int = 0
+    num_blocks_hit: int = 0
 
 
 class Engine:
-    """Every accepted request ends with exactly one event that has a finish reason."""
+    """Every accepted request ends with exactly one event for each of its samples that has a finish reason."""
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         """Loads the model and runs it once. Raises ConfigError and the loaders' errors, which name what is wrong."""
@@ -69,11 +77,18 @@ class Engine:
         self.num_device_blocks = config.num_device_blocks
         self.num_host_blocks = config.num_host_blocks
         self.block_manager = BlockManager(config.block_size, config.num_device_blocks, config.num_host_blocks)
-        self.scheduler = Scheduler(config.scheduler_config(), self.block_manager)
+        self._recorder = _open_recorder(config.record)
+        self.scheduler = Scheduler(config.scheduler_config(), self.block_manager, self._recorder)
         self._sampler = Sampler(facts.vocab_size, facts.eos_token_ids, loaded.tensor_pool.device)
-        self._open: dict[str, _OpenRequest] = {}
+        self._keys: PrefixKeys | None = None
+        if config.enable_prefix_caching:
+            secret = config.prefix_cache_secret.encode() or secrets.token_bytes(32)
+            self._keys = PrefixKeys(secret, config.block_size)
+        self._open: dict[str, OpenRequest] = {}
         self._events: list[TokenEvent] = []
         self.totals = EngineTotals()
+        self._prefill_rate = PrefillRate()
+        self._swap_blocks_per_s = measure_swap_rate(loaded.tensor_pool, clock)
         self._warm_up()
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -81,26 +96,32 @@ class Engine:
     def add_request(self, request: EngineRequest, now: float) -> None:
         """Queue a request that arrived at `now`. Raises RequestError for what can never run here."""
         params = request.params
-        if params.n != 1:
-            raise RequestError(f"n: {params.n} is not available yet, only 1")
         if not request.prompt_token_ids:
             raise RequestError("the prompt is empty")
         if request.request_id in self._open:
             raise RequestError(f"request {request.request_id} is already here")
-        output_token_ids = list(request.output_token_ids[0]) if request.output_token_ids else []
-        if params.max_tokens <= len(output_token_ids):
+        if params.n < 1 or (params.beam is not None and params.beam.width < params.n):
+            raise RequestError(f"n: {params.n} answers cannot come of it")
+        if params.max_tokens <= max(map(len, request.output_token_ids), default=0):
             raise RequestError(f"max_tokens: {params.max_tokens} leaves nothing to generate")
-        stop_token_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_token_ids |= frozenset(self.eos_token_ids)
-        rules = StopRules(params.max_tokens, self.max_model_len, params.min_tokens, stop_token_ids)
         try:
             group = self.scheduler.add(
-                request.request_id, request.prompt_token_ids, rules, now, output_token_ids
+                scheduler_request(request, self.eos_token_ids, self.max_model_len, self._keys, now)
             )
         except RequestTooLargeError as error:
             raise RequestError(str(error)) from error
-        self._open[request.request_id] = _OpenRequest(params, request.prompt_token_ids, output_token_ids, group)
+        outputs = [list(output) for output in request.output_token_ids] or [[] for _ in range(params.n)]
+        self._open[request.request_id] = OpenRequest(
+            params, request.prompt_token_ids, outputs, group, self._keys, self._beam_search(request)
+        )
+
+    def _beam_search(self, request: EngineRequest) -> BeamSearch | None:
+        params = request.params
+        if params.beam is None:
+            return None
+        max_tokens = min(params.max_tokens, self.max_model_len - len(request.prompt_token_ids))
+        eos_token_ids = frozenset() if params.ignore_eos else frozenset(self.eos_token_ids)
+        return BeamSearch(params.beam, eos_token_ids | frozenset(params.stop_token_ids), max_tokens)
 
     def abort(self, request_id: str) -> None:
         """Drop a request. Unknown and ended ones are left alone."""
@@ -108,7 +129,9 @@ class Engine:
 
     def finish(self, request_id: str, index: int, num_tokens: int) -> None:
         """The sample ended outside, after its first `num_tokens` tokens; what came after them is overrun."""
-        self._report(self.scheduler.finish(request_id, index))
+        request = self._open.get(request_id)
+        if request is not None and request.beam is None and 0 <= index < request.params.n:
+            self._report(self.scheduler.finish(request_id, index))
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -125,53 +148,92 @@ class Engine:
                 outputs.blocks_to_swap_out, outputs.blocks_to_swap_in, outputs.blocks_to_copy
             )
             logits = self._runner.execute(outputs)
-            sampling_chunks = [chunk for chunk in outputs.chunks if chunk.do_sample]
-            sampled = self._sampler.sample(logits, self._sample_rows(sampling_chunks))
-            self._settle(outputs, sampling_chunks, sampled)
+            self._settle(outputs, logits)
         events, self._events = self._events, []
         return events
 
-    def _sample_rows(self, chunks: list[ScheduledChunk]) -> list[SampleRow]:
-        rows: list[SampleRow] = []
-        for logits_row, chunk in enumerate(chunks):
-            request = self._open[chunk.request_id]
-            position = chunk.start + len(chunk.token_ids)
-            rows.append(
-                SampleRow(
-                    logits_row, request.params, 0, position, request.prompt_token_ids, request.output_token_ids
-                )
-            )
-        return rows
-
-    def _settle(
-        self, outputs: SchedulerOutputs, chunks: list[ScheduledChunk], sampled: list[SampledToken]
-    ) -> None:
-        samples = {chunk.seq_id: [token.token_id] for chunk, token in zip(chunks, sampled, strict=True)}
-        for chunk, token in zip(chunks, sampled, strict=True):
-            request = self._open[chunk.request_id]
-            request.output_token_ids.append(token.token_id)
-            logprobs = None if token.logprobs is None else [token.logprobs]
-            self._events.append(TokenEvent(chunk.request_id, 0, [token.token_id], logprobs))
-        newest = {event.request_id: event for event in self._events}
-        for end in self.scheduler.update(outputs.step_id, samples, self._clock()):
-            newest[end.request_id].finish_reason = end.finish_reason
-            del self._open[end.request_id]
+    def _settle(self, outputs: SchedulerOutputs, logits: torch.Tensor) -> None:
+        """Sample, tell the scheduler, and make the step's events."""
+        chunks = [chunk for chunk in outputs.chunks if chunk.do_sample]
+        samples, block_keys = self._sample(logits, chunks)
+        beams = self._advance_beams(logits, chunks)
+        newest = {(event.request_id, event.index): event for event in self._events}
+        ends = self.scheduler.update(
+            outputs.step_id,
+            samples,
+            self._clock(),
+            block_keys=block_keys,
+            beams={request_id: choices for request_id, choices in beams.items() if choices},
+        )
+        for end in ends:
+            newest[end.request_id, end.index].finish_reason = end.finish_reason
+        self._forget_ended({end.request_id for end in ends})
+        for request_id, choices in beams.items():
+            if not choices:
+                self._end_beams(request_id)
         self._count(self.scheduler.records.newest)
 
+    def _sample(
+        self, logits: torch.Tensor, chunks: list[ScheduledChunk]
+    ) -> tuple[dict[int, list[int]], dict[int, list[BlockKey]]]:
+        """Sampled tokens, and keys of the blocks that they complete, by sequence id."""
+        rows: list[SampleRow] = []
+        requests: list[OpenRequest] = []
+        for logits_row, chunk in enumerate(chunks):
+            request = self._open[chunk.request_id]
+            if request.beam is None:
+                own_rows = request.sample_rows(logits_row, chunk)
+                rows += own_rows
+                requests += [request] * len(own_rows)
+        samples: dict[int, list[int]] = {}
+        block_keys: dict[int, list[BlockKey]] = {}
+        for request, row, token in zip(requests, rows, self._sampler.sample(logits, rows), strict=True):
+            seq_id = request.seq_id_of(row.sample_index)
+            samples[seq_id] = [token.token_id]
+            if keys := request.new_block_keys(row, token.token_id, self.block_size):
+                block_keys[seq_id] = keys
+            self._events.append(request.take(row, token))
+        return samples, block_keys
+
+    def _advance_beams(self, logits: torch.Tensor, chunks: list[ScheduledChunk]) -> dict[str, BeamChoices]:
+        rows: dict[str, list[int]] = {}
+        for logits_row, chunk in enumerate(chunks):
+            if self._open[chunk.request_id].beam is not None:
+                rows.setdefault(chunk.request_id, []).append(logits_row)
+        return {
+            request_id: self._open[request_id].advance_beams(logits[own_rows, : self.vocab_size])
+            for request_id, own_rows in rows.items()
+        }
+
+    def _end_beams(self, request_id: str) -> None:
+        self._events += self._open[request_id].beam_events()
+        self.scheduler.end(request_id, SequenceStatus.FINISHED_STOPPED)
+        del self._open[request_id]
+
     def _report(self, ends: list[SequenceEnd]) -> None:
+        """Events for samples that ended without a token."""
+        by_request: dict[str, list[SequenceEnd]] = {}
         for end in ends:
-            is_refusal = end.error is not None
-            self._events.append(
-                TokenEvent(end.request_id, end.index, [], None, end.finish_reason, end.error, is_refusal)
-            )
-            del self._open[end.request_id]
+            by_request.setdefault(end.request_id, []).append(end)
+        for request_id, own_ends in by_request.items():
+            self._events += self._open[request_id].end_events(own_ends)
+        self._forget_ended(set(by_request))
+
+    def _forget_ended(self, request_ids: set[str]) -> None:
+        for request_id in request_ids:
+            if self._open[request_id].group.is_finished:
+                del self._open[request_id]
 
     def _count(self, record: StepRecord) -> None:
+        if self._prefill_rate.learn(record):
+            self.scheduler.set_rates(self._prefill_rate.tokens_per_s, self._swap_blocks_per_s)
         totals = self.totals
         totals.num_steps += 1
         totals.num_prefill_chunks += len(record.prefill_chunks)
         totals.num_blocks_swapped_out += record.num_blocks_swapped_out
         totals.num_blocks_swapped_in += record.num_blocks_swapped_in
+        totals.num_blocks_queried += record.num_blocks_queried
+        totals.num_blocks_hit += record.num_blocks_hit
         for preemption in record.preemptions:
             totals.num_preemptions_swap += preemption.mode == "swap"
             totals.num_preemptions_recompute += preemption.mode == "recompute"
@@ -190,10 +252,16 @@ class Engine:
             num_used_blocks=blocks.num_used_device_blocks,
             num_free_host_blocks=blocks.num_free_host_blocks,
             num_used_host_blocks=blocks.num_used_host_blocks,
+            num_cached_blocks=blocks.num_cached_device_blocks,
         )
 
     def records_since(self, step_id: int) -> list[StepRecord]:
         return self.scheduler.records.since(step_id)
+
+    def close(self) -> None:
+        """End the recording, if there is one. The engine goes on."""
+        if self._recorder is not None:
+            self._recorder.close()
 
     def check_integrity(self) -> None:
         """Assert that an idle engine holds no block."""
@@ -210,3 +278,14 @@ class Engine:
         table = list(range(NULL_BLOCK + 1, num_blocks + NULL_BLOCK + 1))
         chunk = ScheduledChunk("warm-up", 0, 0, [0] * num_tokens, table, True, True)
         self._runner.execute(SchedulerOutputs(0, [chunk]))
+
+
+def _open_recorder(path: str | None) -> Recorder | None:
+    if path is None:
+        return None
+    try:
+        recorder = Recorder(path)
+    except OSError as error:
+        raise ConfigError("record", f"{path}: {error.strerror}") from error
+    print(f"recording to {recorder.path}", file=sys.stderr, flush=True)
+    return recorder

@@ -120,12 +120,18 @@ class EngineLoop:
 
     def _take_commands(self) -> None:
         """All that is there; waits for the first one while there is no work."""
+        num_obeyed = 0
         try:
             if not self._engine.has_unfinished():
                 self._obey(self._commands.get(timeout=IDLE_CHECK_PERIOD_S))
+                num_obeyed += 1
             while True:
                 self._obey(self._commands.get_nowait())
+                num_obeyed += 1
         except Empty:
+            if num_obeyed:
+                # What came or went shows at once, not after a step that may be long or never come.
+                self._load = self._engine.load()
             if not self._engine.has_unfinished():
                 self._engine.check_integrity()
 

@@ -40,13 +40,15 @@ class EngineLike(Protocol):
 
 @dataclass(slots=True)
 class Completion:
-    """One answer. `token_ids` includes the token that ended it; `text` leaves out special and stop tokens.
+    """One answer, the one with this `index` of its prompt's. `token_ids` includes the token that ended it; `text`
+    leaves out special and stop tokens.
 
     finish_reason: "stop", "length", or "error" (then `error` says why).
     """
 
     prompt: str
     prompt_token_ids: list[int]
+    index: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
@@ -73,21 +75,20 @@ class LLM:
         params: SamplingChoices | SamplingParams | None = None,
         progress: Progress | None = None,
     ) -> list[Completion]:
-        """Completions of text or token prompts, in their order.
+        """Completions of text or token prompts, in their order; `n` of each prompt in a row.
 
         Choices are filled in per prompt, with the model's defaults and, if they name no seed, with one of its own;
         `SamplingParams` are taken as they are. Raises `RequestError` before anything has run if a prompt can never fit.
         """
-        completions = []
+        encoded: list[tuple[str, list[int]]] = []
         for prompt in prompts:
             if isinstance(prompt, str):
-                completions.append(Completion(prompt, self._tokenizer.encode(prompt)))
+                encoded.append((prompt, self._tokenizer.encode(prompt)))
             else:
                 token_ids = list(prompt)
                 self._check_token_ids(token_ids)
-                text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
-                completions.append(Completion(text, token_ids))
-        return self._run(completions, params or SamplingChoices(), progress)
+                encoded.append((self._tokenizer.decode(token_ids, skip_special_tokens=False), token_ids))
+        return self._run(encoded, params or SamplingChoices(), progress)
 
     def chat(
         self,
@@ -99,12 +100,11 @@ class LLM:
 
         Raises `ChatTemplateError` where the template refuses a conversation.
         """
-        completions = []
+        encoded: list[tuple[str, list[int]]] = []
         for conversation in conversations:
             token_ids = self._tokenizer.encode_chat(conversation)
-            text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
-            completions.append(Completion(text, token_ids))
-        return self._run(completions, params or SamplingChoices(), progress)
+            encoded.append((self._tokenizer.decode(token_ids, skip_special_tokens=False), token_ids))
+        return self._run(encoded, params or SamplingChoices(), progress)
 
     def stats(self) -> dict[str, Any]:
         """What the engine has done since it was made."""
@@ -118,42 +118,50 @@ class LLM:
             },
             "swapped_blocks": {"out": totals.num_blocks_swapped_out, "in": totals.num_blocks_swapped_in},
             "discarded_tokens": totals.num_discarded_tokens,
+            "prefix_cache": {"queried_blocks": totals.num_blocks_queried, "hit_blocks": totals.num_blocks_hit},
         }
 
     def _run(
         self,
-        completions: list[Completion],
+        prompts: list[tuple[str, list[int]]],
         params: SamplingChoices | SamplingParams,
         progress: Progress | None,
     ) -> list[Completion]:
-        open_completions: dict[str, Completion] = {}
+        """`prompts`: the text and the tokens of each."""
+        completions = [
+            Completion(text, token_ids, index) for text, token_ids in prompts for index in range(params.n)
+        ]
+        num_open: dict[str, int] = {}
+        by_request: dict[str, list[Completion]] = {}
         try:
-            for number, completion in enumerate(completions, 1):
+            for place, (_, token_ids) in enumerate(prompts):
                 request_id = f"llm-{next(self._request_numbers)}"
-                token_ids = completion.prompt_token_ids
                 request = EngineRequest(request_id, token_ids, self._params_for(token_ids, params))
                 try:
                     self._check_token_ids(token_ids)
                     self._engine.add_request(request, time.monotonic())
                 except RequestError as error:
-                    raise RequestError(f"prompt {number} of {len(completions)}: {error}") from error
-                open_completions[request_id] = completion
+                    raise RequestError(f"prompt {place + 1} of {len(prompts)}: {error}") from error
+                num_open[request_id] = params.n
+                by_request[request_id] = completions[place * params.n : (place + 1) * params.n]
             num_tokens = 0
-            while open_completions:
+            while num_open:
                 assert self._engine.has_unfinished(), "the engine forgot a request"
                 for event in self._engine.step(time.monotonic()):
-                    completion = open_completions.get(event.request_id)
-                    if completion is None:  # of a call before this one, that was interrupted
+                    if event.request_id not in num_open:  # of a call before this one, that was interrupted
                         continue
+                    completion = by_request[event.request_id][event.index]
                     num_tokens += len(event.token_ids)
                     _add_event(completion, event)
                     if event.finish_reason is not None:
                         completion.text = self._text_of(completion)
-                        del open_completions[event.request_id]
+                        num_open[event.request_id] -= 1
+                        if num_open[event.request_id] == 0:
+                            del num_open[event.request_id]
                 if progress is not None:
-                    progress(len(completions) - len(open_completions), len(completions), num_tokens)
+                    progress(len(completions) - sum(num_open.values()), len(completions), num_tokens)
         finally:
-            for request_id in open_completions:
+            for request_id in num_open:
                 self._engine.abort(request_id)
         return completions
 

@@ -79,6 +79,8 @@ def check_loadable(config: EngineConfig) -> tuple[str, ...]:
 
 def _plan(config: EngineConfig) -> _Plan:
     check_engine_config(config)
+    if config.record is not None and not (folder_of_record := Path(config.record).parent).is_dir():
+        raise ConfigError("record", f"there is no folder {folder_of_record}")
     device = _choose_device(config.device)
     folder = resolve_model(config.model, config.revision, trust_remote_code=config.trust_remote_code)
     backend_type = choose_backend(config.attention_backend)

@@ -9,11 +9,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from worker.types import SamplingParams
+from worker.types import BeamParams, SamplingParams
 
 MAX_TEMPERATURE = 2.0
 #: seeds are taken modulo this, so that they mean the same in process and over HTTP
 SEED_LIMIT = 2**63
+MAX_LENGTH_PENALTY = 10.0
+#: the values with which these ask for nothing
+_NEUTRAL_FOR_BEAMS: Mapping[str, tuple[Any, ...]] = {
+    "temperature": (None, 0.0, 1.0),
+    "top_p": (None, 1.0),
+    "top_k": (None, 0),
+    "min_p": (None, 0.0),
+    "repetition_penalty": (None, 1.0),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "logprobs": (None,),
+    "min_tokens": (0,),
+}
 
 
 class SamplingError(ValueError):
@@ -26,9 +39,17 @@ class SamplingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SamplingChoices:
-    """None means: the model's default. `max_tokens` None: up to the model's length. `seed` None: a random one."""
+    """None means: the model's default. `max_tokens` None: up to the model's length. `seed` None: a random one.
+
+    With `beam_width` the `n` best answers of a beam search: it goes by the model's own probabilities, so that nothing
+    of what shapes samples may be set beside it.
+    """
 
     max_tokens: int | None = None
+    n: int = 1
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -52,6 +73,18 @@ class SamplingChoices:
         self.check()
         if self.logprobs is not None and self.logprobs > vocab_size:
             raise SamplingError("logprobs", f"must be at most the vocabulary's {vocab_size}, got {self.logprobs}")
+        longest = max_tokens if self.max_tokens is None else min(self.max_tokens, max_tokens)
+        if self.beam_width is not None:
+            if self.beam_width > vocab_size:
+                at_most = f"must be at most the vocabulary's {vocab_size}"
+                raise SamplingError("beam_width", f"{at_most}, got {self.beam_width}")
+            return SamplingParams(
+                max_tokens=longest,
+                n=self.n,
+                stop_token_ids=self.stop_token_ids,
+                ignore_eos=self.ignore_eos,
+                beam=BeamParams(self.beam_width, self.length_penalty, self.early_stopping),
+            )
         off = SamplingParams(max_tokens=0)
 
         def choice(name: str) -> Any:
@@ -62,7 +95,8 @@ class SamplingChoices:
             return getattr(off, name) if default is None else default
 
         return SamplingParams(
-            max_tokens=max_tokens if self.max_tokens is None else min(self.max_tokens, max_tokens),
+            max_tokens=longest,
+            n=self.n,
             temperature=float(choice("temperature")),
             top_p=float(choice("top_p")),
             top_k=int(choice("top_k")),
@@ -90,6 +124,22 @@ class SamplingChoices:
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check("logprobs", self.logprobs, 0, math.inf)
         _check("min_tokens", self.min_tokens, 0, math.inf)
+        _check("n", self.n, 1, math.inf)
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        if self.beam_width is None:
+            if self.length_penalty != 1.0 or self.early_stopping is not False:
+                option = "early_stopping" if self.length_penalty == 1.0 else "length_penalty"
+                raise SamplingError(option, "is for beam searches: set beam_width too")
+            return
+        _check("beam_width", self.beam_width, self.n, math.inf)
+        _check("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise SamplingError("early_stopping", f"must be True, False or 'never', got {self.early_stopping!r}")
+        for option, neutral in _NEUTRAL_FOR_BEAMS.items():
+            if getattr(self, option) not in neutral:
+                raise SamplingError(option, "does not go with beam_width")
 
 
 def _check(option: str, value: float | None, lowest: float, highest: float) -> None:

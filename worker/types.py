@@ -4,12 +4,26 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Beam search with `width` beams. A finished answer scores its log-probability / length ** length_penalty.
+
+    early_stopping: True ends when `width` answers have ended; False also when the best running beam, at its present
+    length, is worse than the worst of them; "never" only when no longer answer could be better.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request is sampled and when it stops. Ranges are checked at the edge (`deployments.protocol`, `LLM`).
 
     temperature 0 is greedy; top_k 0, top_p 1.0 and min_p 0.0 are off. `seed` is always set: whoever takes the
     request in draws one for an unseeded request. `logprobs` is the number of alternatives reported beside the
-    chosen token (0: the chosen one alone; None: no log-probabilities).
+    chosen token (0: the chosen one alone; None: no log-probabilities). With `beam`, `n` is how many of the best
+    answers are returned, all at the end; temperature, cuts, penalties and bias do not apply.
     """
 
     max_tokens: int
@@ -27,18 +41,22 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    beam: BeamParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """A request as the engine takes it. `output_token_ids` (one list per sample) is what a resumed request
-    has already produced; empty for a new one."""
+    has already produced; empty for a new one. `priority`: lower is more urgent. `cache_salt`: only requests with the
+    same one share cached prefixes."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     output_token_ids: list[list[int]] = field(default_factory=list)
     priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
 
 
 #: (log-probability of the chosen token, [(token id, log-probability), ...] of the best alternatives, best first)
@@ -50,7 +68,8 @@ class TokenEvent:
     """New tokens of one sample, or its end, or both. `token_ids` includes the stop token that ended it.
 
     finish_reason: None while it goes on, else "stop", "length", "abort" or "error" (then `error` says why, and
-    `is_refusal` that it is for what the request asks, so that nothing is wrong with the engine).
+    `is_refusal` that it is for what the request asks, so that nothing is wrong with the engine). The first event of
+    a request says how many tokens of its prompt the prefix cache gave (`num_cached_tokens`; None in the others).
     """
 
     request_id: str
@@ -60,6 +79,7 @@ class TokenEvent:
     finish_reason: str | None = None
     error: str | None = None
     is_refusal: bool = False
+    num_cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +97,4 @@ class EngineLoad:
     num_used_blocks: int
     num_used_host_blocks: int = 0
     num_free_host_blocks: int = 0
+    num_cached_blocks: int = 0

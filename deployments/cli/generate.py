@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from worker.llm import LLM, Completion
 
 DEFAULT_MAX_TOKENS = 256
+_EARLY_STOPPING: dict[str, bool | str] = {"false": False, "true": True, "never": "never"}
 
 _DESCRIPTION = """\
 Completes prompts with an engine in this process. Prints the completions, in the order of the prompts, and nothing
@@ -62,6 +63,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[OneLineParser]") -> OneLi
     sampling.add_argument("--min-p", type=float, metavar="P",
                           help="drop tokens below this share of the likeliest one's probability; 0: off")  # fmt: skip
     sampling.add_argument("--seed", type=whole_number, metavar="N", help="same seed, same answer (default: random)")
+    sampling.add_argument("--n", type=whole_number, default=1, metavar="N", help="answers to each prompt")
+    sampling.add_argument("--beam-width", type=whole_number, metavar="N",
+                          help="beam search with so many beams in place of sampling")  # fmt: skip
+    sampling.add_argument("--length-penalty", type=float, default=1.0, metavar="P",
+                          help="beams score log-probability / length to this power (default: %(default)s)")  # fmt: skip
+    sampling.add_argument("--early-stopping", choices=list(_EARLY_STOPPING), default="false",
+                          help="end a beam search as soon as enough beams have ended; false: when the others are "
+                          "unlikely to do better; never: when they cannot")  # fmt: skip
     sampling.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
     add_engine_options(parser)
     return parser
@@ -110,10 +119,12 @@ def _complete(llm: "LLM", prompts: list[str], choices: SamplingChoices, *, is_ch
 
 def _print(prompts: list[str], completions: "list[Completion]", stats: dict[str, Any], *, as_json: bool) -> int:
     exit_code = 0
-    for prompt, completion in zip(prompts, completions, strict=True):
+    num_choices = len(completions) // len(prompts)
+    for place, completion in enumerate(completions):
         if as_json:
             line = {
-                "prompt": prompt,
+                "prompt": prompts[place // num_choices],
+                "index": completion.index,
                 "text": completion.text,
                 "token_ids": completion.token_ids,
                 "finish_reason": completion.finish_reason,
@@ -132,6 +143,10 @@ def _print(prompts: list[str], completions: "list[Completion]", stats: dict[str,
 def _sampling_choices(args: argparse.Namespace) -> SamplingChoices:
     choices = SamplingChoices(
         max_tokens=args.max_tokens,
+        n=args.n,
+        beam_width=args.beam_width,
+        length_penalty=args.length_penalty,
+        early_stopping=_EARLY_STOPPING[args.early_stopping],
         temperature=args.temperature,
         top_p=args.top_p,
         top_k=args.top_k,

@@ -6,6 +6,7 @@ Names are those of `EngineConfig`, with dashes. Owns no rule about values: `work
 import argparse
 from typing import Any, NoReturn
 
+from scheduler.config import PreemptionMode, QueuePolicy
 from worker.config import (
     DEFAULT_BUDGET_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
@@ -16,6 +17,7 @@ from worker.config import (
     check_engine_config,
     parse_bytes,
 )
+from worker.tenant_weights import parse_tenant_weights
 
 PROGRAM = "stallfree"
 EXIT_FAILED = 1
@@ -52,7 +54,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
     def add(name: str, help_text: str, **settings: Any) -> None:
         default = EngineConfig.__dataclass_fields__[name].default
-        if isinstance(default, str | int | float) and not isinstance(default, bool):
+        if default and isinstance(default, str | int | float) and not isinstance(default, bool):
             help_text += f" (default: {default})"
         group.add_argument(option_of(name), default=argparse.SUPPRESS, help=help_text.replace("%", "%%"), **settings)
 
@@ -73,7 +75,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add_count("max_num_seqs", f"most sequences in one step (default: {DEFAULT_MAX_NUM_SEQS}, or the budget if lower)")
     add_count("block_size", "tokens in one block of the KV cache")
     add_count("num_device_blocks", "blocks on the device, the null block included (default: by memory)")
-    add_count("num_host_blocks", "blocks in host memory, for swapping (default: as on the device, in swap mode)")
+    add_count("num_host_blocks", "blocks in host memory, for swapping (default: as on the device, none for recompute)")
     add("kv_cache_memory", "device memory of the KV cache, such as 512MiB", type=_size_in_bytes, metavar="SIZE")
     add("gpu_memory_utilization", "share of a GPU's memory to use", type=float, metavar="SHARE")
     add(
@@ -81,11 +83,40 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "chunked_prefill: decodes first, prompts in chunks; default: prompts first and whole",
         choices=("chunked_prefill", "default"),
     )
-    add("preemption_mode", "what becomes of a preempted sequence's blocks", choices=("recompute", "swap"))
+    add(
+        "preemption_mode",
+        "what becomes of a preempted sequence's blocks; auto: what is estimated to cost less",
+        choices=[mode.value for mode in PreemptionMode],
+    )
+    add(
+        "queue_policy",
+        "who comes in first: fcfs: the oldest; priority: the lowest `priority` of a request; fair: the tenant "
+        "served least",
+        choices=[policy.value for policy in QueuePolicy],
+    )
+    add("priority_aging_s", "so many seconds of waiting are worth one level of priority", type=float, metavar="S")
+    add(
+        "tenant_weights",
+        "shares under fair, such as a=1,b=3; a tenant not named weighs 1",
+        type=_weights,
+        metavar="WEIGHTS",
+    )
+    add(
+        "enable_prefix_caching",
+        "keep blocks of past prompts and answers and reuse them for the same beginnings (default: on)",
+        action=argparse.BooleanOptionalAction,
+    )
+    add(
+        "prefix_cache_secret",
+        "keys of cached blocks are made with it (default: random; serve also reads STALLFREE_PREFIX_CACHE_SECRET, "
+        "which others on the machine cannot see)",
+        metavar="SECRET",
+    )
     add_count("chunk_alignment", "cut chunks are multiples of it (default: 256 on CUDA, else the block size)")
     add_count("max_num_partial_prefills", "most prompts that are mid-way at once; 0: no limit")
     add_count("long_prefill_threshold", "longer prompts share what shorter ones leave; 0: off")
     add_count("min_prefill_tokens", "part of the budget that decodes leave to prompts")
+    add("record", "write the scheduler's inputs to FILE (or FILE.1, ... if it is there), for replay", metavar="FILE")
     add_count("num_threads", "CPU threads of the model (default: all cores)")
 
 
@@ -113,6 +144,13 @@ def whole_number(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+
+
+def _weights(text: str) -> dict[str, float]:
+    try:
+        return parse_tenant_weights(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _size_in_bytes(text: str) -> int:

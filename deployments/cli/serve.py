@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import io
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
+NUM_SECRET_BYTES = 32
 _WILDCARD_HOSTS = ("0.0.0.0", "::")
 
 _DESCRIPTION = """\
@@ -65,6 +67,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[OneLineParser]") -> OneLi
     add("--step-timeout-s", type=float, metavar="S", help="a step that runs so long is stuck (default: 60)")
     add("--accept-timeout-s", type=float, metavar="S", help="until a worker takes a request in (default: 30)")
     add("--drain-timeout-s", type=float, metavar="S", help="time for running answers at the end (default: 20)")
+    add("--max-n", type=whole_number, metavar="N",
+        help="most answers to one prompt: bounds n, best_of and beam_width (default: 64)")  # fmt: skip
+    add("--most-urgent-priority", type=whole_number, metavar="P",
+        help="no request is more urgent, whatever it asks; lower is more urgent (default: -100)")  # fmt: skip
+    add("--tenant-header", metavar="NAME", help="HTTP header whose value is the tenant, for --queue-policy fair "
+        "(default: none, all requests are one tenant's)")  # fmt: skip
     add_engine_options(parser)
     return parser
 
@@ -104,6 +112,9 @@ def _serve(options: dict[str, Any], address: str | None, host: str, port: int, o
             if args.num_threads is None:
                 num_threads = max(1, len(os.sched_getaffinity(0)) // args.num_workers)
                 args = args.model_copy(update={"num_threads": num_threads})
+        if not args.shared_prefix_cache_secret:
+            # Drawn here, once: all workers must name equal blocks alike.
+            args = args.model_copy(update={"prefix_cache_secret": secrets.token_hex(NUM_SECRET_BYTES)})
     except ConfigError as error:
         raise usage_error(error) from error
 

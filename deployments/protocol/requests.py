@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from deployments.protocol.choices import check_choices
 from deployments.protocol.errors import bad_request, from_validation, not_supported
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,8 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 MAX_MESSAGES = 4096
+MAX_PRIORITY = 100
+MAX_CACHE_SALT_CHARS = 256
 _MAX_NAMED_UNKNOWN_FIELDS = 20
 
 Prompt = str | list[int]
@@ -46,6 +49,12 @@ def _logit_bias(value: Any) -> Any:
     if any(not (isinstance(key, str) and re.fullmatch(r"[0-9]{1,9}", key)) for key in value):
         raise ValueError("each key must be a token id written in digits")
     return {int(key): bias for key, bias in value.items()}
+
+
+def _early_stopping(value: Any) -> Any:
+    if value is None or isinstance(value, bool) or value == "never":
+        return value
+    raise ValueError("must be true, false or 'never'")
 
 
 def _prompts(value: Any) -> list[Prompt]:
@@ -122,6 +131,13 @@ class GenerationRequest(_Body):
         BeforeValidator(_logit_bias),
     ] = None
     n: Annotated[int, Field(ge=1)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    use_beam_search: bool | None = None
+    beam_width: Annotated[int, Field(ge=1)] | None = None
+    length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = None
+    early_stopping: Annotated[bool | str | None, BeforeValidator(_early_stopping)] = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -142,8 +158,6 @@ class GenerationRequest(_Body):
             request = cls.model_validate(dict(body))
         except ValidationError as error:
             raise from_validation(error) from None
-        if request.n is not None and request.n > 1:
-            raise not_supported("n", "more than one answer to a prompt")
         request.check()
         return request
 
@@ -151,6 +165,22 @@ class GenerationRequest(_Body):
         """What no single field can tell."""
         if self.include_usage and not self.stream:
             raise bad_request("stream_options: only allowed when stream is true", "stream_options")
+        check_choices(self)
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def num_candidates(self) -> int:
+        """Answers that are generated for each prompt; the best `num_choices` of them are returned."""
+        return self.best_of or self.num_choices
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether answers are to be chosen by their log-probabilities. Beams come ranked."""
+        return not self.use_beam_search and self.num_candidates > self.num_choices
 
     @property
     def max_tokens_field(self) -> str:
@@ -209,9 +239,7 @@ class ChatRequest(GenerationRequest):
 
 #: Fields that would change the answer and are not there yet: the values that ask for nothing, and what is refused.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "best_of": ((None, 1), "choosing the best of several answers"),
     "suffix": ((None, ""), "text after the completion"),
-    "use_beam_search": ((None, False), "beam search"),
     "tools": ((None, [], {}, ""), "calling tools"),
     "tool_choice": ((None, "", "none", "auto"), "calling tools"),
     "functions": ((None, [], {}, ""), "calling functions"),
@@ -231,6 +259,6 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name, (neutral, what) in _REFUSED.items():
         value = body.get(name)
-        # `True == 1`, but best_of true is no number
+        # `0 == False`, but they are not the same to a client
         if not any(value == allowed and type(value) is type(allowed) for allowed in neutral):
             raise not_supported(name, what)

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from deployments.protocol.choices import beam_params
 from deployments.protocol.errors import bad_request, context_length_exceeded
 from deployments.protocol.requests import GenerationRequest
 from worker.types import SamplingParams
@@ -42,6 +43,19 @@ def sampling_params(
     check_token_ids(request.stop_token_ids or [], vocab_size, "stop_token_ids")
     check_token_ids(list(request.logit_bias or {}), vocab_size, "logit_bias")
 
+    beam = beam_params(request)
+    if beam is not None:
+        if beam.width > vocab_size:
+            raise bad_request(f"beam_width: must be at most the vocabulary's {vocab_size}", "beam_width")
+        # The model's own sampling defaults are for samples; beams go by its probabilities alone.
+        return SamplingParams(
+            max_tokens=max_tokens,
+            n=request.num_choices,
+            stop_token_ids=tuple(request.stop_token_ids or ()),
+            ignore_eos=bool(request.ignore_eos),
+            beam=beam,
+        )
+
     def chosen(name: str) -> Any:
         value = getattr(request, name)
         return value if value is not None else generation_defaults.get(name, _DEFAULTS[name])
@@ -50,14 +64,18 @@ def sampling_params(
     if top_p == 0.0:
         # The smallest set of tokens whose probability exceeds 0 is the best token alone.
         temperature, top_p = 0.0, 1.0
+    num_logprobs = request.num_logprobs
+    if request.is_ranked and num_logprobs is None:
+        num_logprobs = 0  # those of the chosen tokens, to rank the answers by
     return SamplingParams(
         max_tokens=max_tokens,
+        n=request.num_candidates,
         temperature=temperature,
         top_p=top_p,
         top_k=max(0, int(chosen("top_k"))),
         min_p=float(chosen("min_p")),
         seed=secrets.randbelow(_SEED_LIMIT) if request.seed is None else request.seed % _SEED_LIMIT,
-        logprobs=request.num_logprobs,
+        logprobs=num_logprobs,
         min_tokens=min_tokens,
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=bool(request.ignore_eos),

@@ -12,14 +12,14 @@ class StepChecker:
         self._scheduler = scheduler
         self._blocks = blocks
         self._decoding: list[SequenceGroup] = []
-        self._swapped_before: list[SequenceGroup] = []
-        self._waiting_before: list[SequenceGroup] = []
+        self._outside: list[SequenceGroup] = []
+        #: by victim, the urgent request that took its place and has not come in yet
+        self._owed: dict[str, str] = {}
 
     def before(self) -> None:
         queues = self._scheduler.queues
         self._decoding = [group for group in queues.running if not group.is_prefilling]
-        self._swapped_before = queues.swapped.snapshot()
-        self._waiting_before = queues.waiting.snapshot()
+        self._outside = [*queues.swapped, *queues.waiting]
 
     def check(self, outputs: SchedulerOutputs) -> None:
         record = self._scheduler.records.newest
@@ -45,9 +45,15 @@ class StepChecker:
         assert record.num_decodes + len(record.prefill_chunks) == len(outputs.chunks)
 
     def _check_tables(self, outputs: SchedulerOutputs) -> None:
+        written: set[tuple[int, int]] = set()
+        size = self._blocks.block_size
         for chunk in outputs.chunks:
             end = chunk.start + chunk.token_chunk_size
-            assert len(chunk.block_table) * self._blocks.block_size >= end, "the table does not cover the chunk"
+            assert len(chunk.block_table) * size >= end, "the table does not cover the chunk"
+            for position in range(chunk.start, end):
+                slot = (chunk.block_table[position // size], position % size)
+                assert slot not in written, "two rows write one slot"
+                written.add(slot)
 
     def _check_admissions(self, record: StepRecord, outputs: SchedulerOutputs) -> None:
         came_in = set(record.admitted) | set(record.resumed)
@@ -55,37 +61,47 @@ class StepChecker:
         if record.preemptions:
             assert not came_in, "a step that preempts admits nobody"
         queues = self._scheduler.queues
-        admitted = [g for g in self._swapped_before + self._waiting_before if g.request_id in came_in]
-        victims = queues.swapped.snapshot() + [group for group in queues.waiting if group.num_preemptions]
+        admitted = [group for group in self._outside if group.request_id in came_in]
+        victims = [*queues.swapped, *(group for group in queues.waiting if group.num_preemptions)]
         for group in admitted:
             for victim in victims:
                 assert group.order < victim.order, "somebody passed a preempted group"
+        outside = {group.request_id for group in [*queues.swapped, *queues.waiting]}
+        for victim_id, urgent_id in self._owed.items():
+            assert victim_id not in came_in or urgent_id not in outside, "a victim came back first"
+        self._owed = {victim: urgent for victim, urgent in self._owed.items() if urgent in outside}
+        self._owed |= {p.victim: p.beneficiary for p in record.preemptions if p.beneficiary in outside}
 
     def _check_kinds(self, outputs: SchedulerOutputs, record: StepRecord) -> None:
         kinds = {chunk.is_prefill for chunk in outputs.chunks}
         if self._scheduler.config.policy is SchedulerPolicy.DEFAULT:
             assert len(kinds) <= 1, "prefill and decode in one batch"
             return
-        ran = {chunk.request_id for chunk in outputs.chunks}
+        ran = {chunk.seq_id for chunk in outputs.chunks}
         excused = {preemption.victim for preemption in record.preemptions} | set(record.ended)
         for group in self._decoding:
-            seq = group.sequences[0]
-            last_one_in_flight = (
-                seq.num_output_tokens + seq.num_pending_samples >= group.stop_rules.max_tokens
-                or seq.num_tokens + seq.num_pending_samples >= group.stop_rules.max_num_tokens
-            )
-            assert group.request_id in ran | excused or last_one_in_flight or self._waits_for_blocks(group)
+            if group.request_id in excused or self._waits_for_steps_in_flight(group):
+                continue
+            for seq in group.live:
+                last_one_in_flight = seq.num_pending_samples > 0 and (
+                    seq.num_output_tokens + seq.num_pending_samples >= group.stop_rules.max_tokens
+                    or seq.num_tokens + seq.num_pending_samples >= group.stop_rules.max_num_tokens
+                )
+                assert seq.seq_id in ran or last_one_in_flight, "a running answer got no token"
 
-    def _waits_for_blocks(self, group: SequenceGroup) -> bool:
-        """Only with steps in flight: alone, and the blocks of groups that ended are not back yet."""
-        return group.num_steps_in_flight > 0 and len(self._scheduler.queues.running) == 1
+    def _waits_for_steps_in_flight(self, group: SequenceGroup) -> bool:
+        """Its sequences are still to part or to be chosen, or it is alone and blocks are still to come back."""
+        if not group.is_in_flight:
+            return False
+        return not group.is_forked or group.is_beam or len(self._scheduler.queues.running) == 1
 
     def _check_chunk_sizes(self, outputs: SchedulerOutputs) -> None:
         alignment = self._scheduler.config.chunk_alignment
         left = self._scheduler.config.max_num_batched_tokens
+        ends = {s.seq_id: s.prefill_end for group in self._scheduler.queues.running for s in group.live}
         for chunk in outputs.chunks:
             size = chunk.token_chunk_size
-            if chunk.is_prefill and not chunk.do_sample:
+            if chunk.is_prefill and chunk.start + size < ends[chunk.seq_id]:
                 assert size % alignment == 0 or (size == left and left < alignment)
             left -= size
 

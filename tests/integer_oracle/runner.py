@@ -12,25 +12,41 @@ def slot_value(token_id: int, position: int) -> int:
     return hash((token_id, position, 7))
 
 
-def next_token(slots: tuple[int, ...]) -> int:
-    return hash(slots) % VOCAB_SIZE
+def next_token(slots: tuple[int, ...], sample_index: int) -> int:
+    return hash((slots, sample_index)) % VOCAB_SIZE
 
 
-def solo_tokens(
-    prompt: list[int], max_tokens: int, max_num_tokens: int, stop_token_ids: frozenset[int], num_pool_tokens: int
-) -> tuple[list[int], str]:
-    """The answer of an undisturbed request: it ends by stop token, by length, or when it outgrows the pool."""
-    slots = [slot_value(token_id, position) for position, token_id in enumerate(prompt)]
+def beam_candidates(slots: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Three continuations of one beam: (score, token id)."""
+    return [(hash((slots, place)) % 1000, hash((slots, place, 1)) % VOCAB_SIZE) for place in range(3)]
+
+
+def slots_of(token_ids: list[int]) -> tuple[int, ...]:
+    return tuple(slot_value(token_id, position) for position, token_id in enumerate(token_ids))
+
+
+def solo_tokens(prompt: list[int], sample_index: int, num_tokens: int) -> list[int]:
+    """The first `num_tokens` tokens of an answer that nothing disturbs."""
+    slots = list(slots_of(prompt))
     output: list[int] = []
-    while True:
-        token_id = next_token(tuple(slots))
-        output.append(token_id)
-        if token_id in stop_token_ids:
-            return output, "stop"
-        num_tokens = len(prompt) + len(output)
-        if len(output) >= max_tokens or num_tokens >= max_num_tokens or num_tokens > num_pool_tokens:
-            return output, "length"
-        slots.append(slot_value(token_id, num_tokens - 1))
+    while len(output) < num_tokens:
+        output.append(next_token(tuple(slots), sample_index))
+        slots.append(slot_value(output[-1], len(slots)))
+    return output
+
+
+def solo_beams(prompt: list[int], width: int, num_tokens: int) -> list[list[int]]:
+    """The beams after `num_tokens` tokens, best first."""
+    beams: list[tuple[int, list[int]]] = [(0, [])]
+    for _ in range(num_tokens):
+        choices = [
+            (total + score, place, token_id)
+            for place, (total, output) in enumerate(beams)
+            for score, token_id in beam_candidates(slots_of(prompt + output))
+        ]
+        choices.sort(key=lambda choice: (-choice[0], choice[1], choice[2]))
+        beams = [(total, [*beams[place][1], token_id]) for total, place, token_id in choices[:width]]
+    return [output for _, output in beams]
 
 
 class IntegerRunner:
@@ -40,10 +56,11 @@ class IntegerRunner:
         self._block_size = block_size
         self._device = [[_EMPTY] * block_size for _ in range(num_device_blocks)]
         self._host = [[_EMPTY] * block_size for _ in range(num_host_blocks)]
-        self._last_sample: dict[int, int] = {}
+        #: by sequence id, the last token sampled: what a pending token stands for
+        self.last_samples: dict[int, int] = {}
 
-    def execute(self, outputs: SchedulerOutputs) -> dict[int, list[int]]:
-        """Samples by sequence id."""
+    def execute(self, outputs: SchedulerOutputs) -> dict[int, tuple[int, ...]]:
+        """By sequence id, what the block table of each sampling row reads."""
         for source, destination in outputs.blocks_to_swap_out:
             self._host[destination] = list(self._device[source])
         for source, destination in outputs.blocks_to_swap_in:
@@ -54,16 +71,15 @@ class IntegerRunner:
         for chunk in outputs.chunks:
             for offset, token_id in enumerate(chunk.token_ids):
                 if token_id == PENDING_TOKEN_ID:
-                    token_id = self._last_sample[chunk.seq_id]
+                    token_id = self.last_samples[chunk.seq_id]
                 position = chunk.start + offset
                 block = chunk.block_table[position // size]
                 assert block != 0, "the null block is written"
                 self._device[block][position % size] = slot_value(token_id, position)
-        samples: dict[int, list[int]] = {}
+        read: dict[int, tuple[int, ...]] = {}
         for chunk in outputs.chunks:
             if chunk.do_sample:
                 end = chunk.start + len(chunk.token_ids)
                 slots = [slot for block in chunk.block_table for slot in self._device[block]]
-                samples[chunk.seq_id] = [next_token(tuple(slots[:end]))]
-                self._last_sample[chunk.seq_id] = samples[chunk.seq_id][0]
-        return samples
+                read[chunk.seq_id] = tuple(slots[:end])
+        return read

@@ -23,22 +23,23 @@ class OracleModel:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._model: torch.nn.Module | None = None
-        self._answers: dict[tuple[tuple[int, ...], SamplingParams], ReferenceAnswer] = {}
+        self._answers: dict[tuple[tuple[int, ...], SamplingParams, int], ReferenceAnswer] = {}
 
-    def answer(self, prompt_token_ids: list[int], params: SamplingParams) -> ReferenceAnswer:
-        key = (tuple(prompt_token_ids), params)
+    def answer(self, prompt_token_ids: list[int], params: SamplingParams, sample_index: int = 0) -> ReferenceAnswer:
+        key = (tuple(prompt_token_ids), params, sample_index)
         if key not in self._answers:
-            self._answers[key] = self._compute(prompt_token_ids, params)
+            self._answers[key] = self._compute(*key)
         return self._answers[key]
 
-    def _compute(self, prompt_token_ids: list[int], params: SamplingParams) -> ReferenceAnswer:
+    def _compute(self, prompt: tuple[int, ...], params: SamplingParams, sample_index: int) -> ReferenceAnswer:
+        prompt_token_ids = list(prompt)
         if self._model is None:
             self._model = load_reference(self.folder)
         plain = SamplingParams(max_tokens=params.max_tokens, temperature=0.0, ignore_eos=True)
         if params == plain:
             # Without the sampler: what is greedy needs none of our code.
             return greedy_answer(self._model, prompt_token_ids, params.max_tokens)
-        return chosen_answer(self._model, prompt_token_ids, params)
+        return chosen_answer(self._model, prompt_token_ids, params, sample_index)
 
 
 @dataclass(slots=True)

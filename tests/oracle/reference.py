@@ -46,13 +46,16 @@ def greedy_answer(
     return answer
 
 
-def chosen_answer(model: torch.nn.Module, prompt_token_ids: list[int], params: SamplingParams) -> ReferenceAnswer:
-    """The same for a request that is sampled or penalized: `params.max_tokens` tokens by its decision scores."""
+def chosen_answer(
+    model: torch.nn.Module, prompt_token_ids: list[int], params: SamplingParams, sample_index: int = 0
+) -> ReferenceAnswer:
+    """The same for a request that is sampled or penalized: `params.max_tokens` tokens by its decision scores, of the
+    sample with this index."""
     sampler = Sampler(model.config.vocab_size, (), "cpu")
 
     def scores(logits: torch.Tensor, output_token_ids: list[int]) -> torch.Tensor:
         position = len(prompt_token_ids) + len(output_token_ids)
-        row = SampleRow(0, params, 0, position, prompt_token_ids, output_token_ids)
+        row = SampleRow(0, params, sample_index, position, prompt_token_ids, output_token_ids)
         return sampler.decision_scores(logits, [row])
 
     return greedy_answer(model, prompt_token_ids, params.max_tokens, scores)

@@ -1,0 +1,40 @@
+"""Measured rates that the choice between recompute and swap rests on."""
+
+from collections.abc import Callable
+
+from kv_cache.tensor_pool import TensorPool
+from scheduler.records import StepRecord
+
+NUM_BLOCKS_TO_MEASURE = 16
+#: of a rate that cannot be measured: a pool without host blocks never swaps
+UNMEASURED_BLOCKS_PER_S = 1000.0
+
+
+class PrefillRate:
+    """Prompt tokens a second, learnt from steps that were mostly prefill."""
+
+    def __init__(self) -> None:
+        self.tokens_per_s = 1000.0
+        self._num_steps = 0
+
+    def learn(self, record: StepRecord) -> bool:
+        """Whether the step said something about it."""
+        if not record.duration_s or record.num_prefill_tokens <= record.num_decodes:
+            return False
+        rate = record.num_batched_tokens / record.duration_s
+        self._num_steps = min(self._num_steps + 1, 16)
+        self.tokens_per_s += (rate - self.tokens_per_s) / self._num_steps
+        return True
+
+
+def measure_swap_rate(pool: TensorPool, clock: Callable[[], float]) -> float:
+    """Blocks a second of one batched copy between device and host, over blocks that nobody holds yet."""
+    count = min(NUM_BLOCKS_TO_MEASURE, pool.num_host_blocks, pool.num_device_blocks - 1)
+    if count < 1:
+        return UNMEASURED_BLOCKS_PER_S
+    pairs = [(block + 1, block) for block in range(count)]
+    pool.swap(pairs, [], [])
+    began_s = clock()
+    pool.swap(pairs, [], [])
+    pool.swap([], [(host, device) for device, host in pairs], [])
+    return 2 * count / max(clock() - began_s, 1e-9)
