@@ -79,9 +79,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"{tally.num_near_ties} near ties in {tally.num_sequences} sequences")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Torch's threads wait for each other in busy loops: beside any other load, two are many times slower than one."""
+    """Torch's threads wait for each other in busy loops: beside any other load, two are many times slower than one.
+    Of a module, so that its own fixtures have it too."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
