@@ -44,7 +44,15 @@ class _Finish:
     num_tokens: int
 
 
-_Command = EngineRequest | _Abort | _Finish | None
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A request arrives when it is submitted; that it is taken in only after the running step is part of its wait."""
+
+    request: EngineRequest
+    time_s: float
+
+
+_Command = _Arrival | _Abort | _Finish | None
 
 
 class EngineLoop:
@@ -86,7 +94,7 @@ class EngineLoop:
                 raise ValueError(f"request {request.request_id} is already open")
             if self._error is None and not self._is_stopping:
                 self._open[request.request_id] = set(range(request.params.n))
-                self._commands.put(request)
+                self._commands.put(_Arrival(request, time.monotonic()))
                 return
         error = "the engine is stopping" if self._error is None else f"the engine is dead: {self._error!r}"
         self._deliver([_failure(request.request_id, index, error) for index in range(request.params.n)])
@@ -136,11 +144,11 @@ class EngineLoop:
                 self._engine.check_integrity()
 
     def _obey(self, command: _Command) -> None:
-        if isinstance(command, EngineRequest):
+        if isinstance(command, _Arrival):
             try:
-                self._engine.add_request(command, time.monotonic())
+                self._engine.add_request(command.request, command.time_s)
             except RequestError as error:
-                self._refuse(command, str(error))
+                self._refuse(command.request, str(error))
         elif isinstance(command, _Abort):
             self._engine.abort(command.request_id)
         elif isinstance(command, _Finish):
