@@ -96,7 +96,9 @@ class Stepper:
             max_tokens, self.scheduler.config.max_model_len, stop_token_ids=frozenset({STOP_TOKEN}), **rules
         )
         self._salts[request_id] = salt
-        keys = [block_keys(token_ids + output, self.blocks.block_size, salt) for output in outputs or [[]]]
+        keys: list[list[BlockKey]] = []
+        if self._has_prefix_cache:
+            keys = [block_keys(token_ids + output, self.blocks.block_size, salt) for output in outputs or [[]]]
         request = Request(
             request_id,
             token_ids,
@@ -107,7 +109,7 @@ class Stepper:
             priority=priority,
             tenant=tenant,
             output_token_ids=outputs or [],
-            block_keys=keys if self._has_prefix_cache else [],
+            block_keys=keys,
         )
         group = self.scheduler.add(request)
         self.groups[request_id] = group

@@ -73,7 +73,7 @@ def test_a_prompt_behind_a_wall_of_decodes_gets_at_least_min_prefill_tokens_in_e
 def test_long_prompts_in_a_stream_of_short_ones_that_takes_the_whole_budget_all_finish() -> None:
     """Bound: a long prompt has a whole budget's turn at least once in 9 steps, so 8 of them take 9 times as long
     as they would alone."""
-    stepper = Stepper(budget=64, max_model_len=2048, num_blocks=9000, max_num_seqs=32, long_prefill_threshold=256)
+    stepper = Stepper(budget=64, max_model_len=2048, num_blocks=2600, max_num_seqs=32, long_prefill_threshold=256)
     for number in range(8):
         stepper.add(f"long{number}", 1024, max_tokens=1)
     bound = 9 * (8 * 1024 // 64)
@@ -89,7 +89,7 @@ def test_long_prompts_in_a_stream_of_short_ones_that_takes_the_whole_budget_all_
 
 def test_short_prompts_behind_8_long_ones_start_at_once_with_a_threshold() -> None:
     """Bound: 1 step while the short ones leave budget over."""
-    stepper = Stepper(budget=64, max_model_len=2048, num_blocks=9000, max_num_seqs=32, long_prefill_threshold=256)
+    stepper = Stepper(budget=64, max_model_len=2048, num_blocks=2600, max_num_seqs=32, long_prefill_threshold=256)
     for number in range(8):
         stepper.add(f"long{number}", 1024, max_tokens=1)
     for number in range(130):
@@ -101,7 +101,7 @@ def test_short_prompts_behind_8_long_ones_start_at_once_with_a_threshold() -> No
 
 def test_short_prompts_behind_8_long_ones_without_a_threshold_wait_for_no_more_than_those() -> None:
     """Bound: the long prompts' tokens over the budget, plus one step."""
-    stepper = Stepper(budget=64, max_model_len=2048, num_blocks=9000, max_num_seqs=32)
+    stepper = Stepper(budget=64, max_model_len=2048, num_blocks=2600, max_num_seqs=32)
     for number in range(8):
         stepper.add(f"long{number}", 1024, max_tokens=1)
     stepper.add("short", 5, max_tokens=1)
