@@ -184,6 +184,66 @@ def test_what_cannot_be_run_is_refused(config: EngineConfig) -> None:
     Run(engine, requests_of(SAMPLED))
 
 
+@pytest.mark.parametrize(("mode", "num_host_blocks"), [("swap", 200), ("swap", 10), ("auto", 10), ("recompute", None)])
+def test_large_groups_take_turns_in_a_pool_for_one_and_the_engine_goes_on(
+    config: EngineConfig, mode: str, num_host_blocks: int | None
+) -> None:
+    # vllm-project/vllm#546
+    [prompt, short] = tiny_prompts([60, 5])
+    params = replace(SAMPLED, n=24)
+    engine = Engine(
+        replace(config, preemption_mode=mode, num_device_blocks=108, num_host_blocks=num_host_blocks, max_num_seqs=48)
+    )
+    requests = [EngineRequest(name, prompt, params) for name in "abc"]
+    run = Run(engine, [*requests, EngineRequest("short", short, replace(params, n=1))])
+    assert set(run.reasons.values()) == {"length"}
+    assert {len(answer) for answer in run.answers.values()} == {NUM_TOKENS}
+    for index in range(24):
+        assert run.answers["a", index] == run.answers["b", index] == run.answers["c", index]
+    assert engine.totals.num_preemptions_recompute + engine.totals.num_preemptions_swap > 0
+    assert len(Run(engine, [requests[0]]).answers) == 24
+
+
+def test_a_group_that_outgrows_the_pool_ends_with_length_and_alone(config: EngineConfig) -> None:
+    [prompt, short] = tiny_prompts([60, 5])
+    engine = Engine(replace(config, num_device_blocks=40, num_host_blocks=100, max_num_seqs=48))
+    run = Run(
+        engine,
+        [
+            EngineRequest("large", prompt, replace(SAMPLED, n=16)),
+            EngineRequest("short", short, replace(SAMPLED, n=1)),
+        ],
+    )
+    assert set(run.reasons.values()) == {"length"}
+    assert len(run.answers["short", 0]) == NUM_TOKENS
+    lengths = {len(run.answers["large", index]) for index in range(16)}
+    assert len(lengths) == 1
+    assert 0 < lengths.pop() < NUM_TOKENS
+
+
+def test_beams_that_outgrow_the_pool_end_with_the_best_so_far(config: EngineConfig) -> None:
+    engine = Engine(replace(config, num_device_blocks=14, num_host_blocks=100))
+    params = SamplingParams(max_tokens=80, n=3, ignore_eos=True, beam=BeamParams(12))
+    [prompt] = tiny_prompts([10])
+    run = Run(engine, [EngineRequest("beams", prompt, params)])
+    assert set(run.reasons.values()) == {"length"}
+    assert all(0 < len(answer) < 80 for answer in run.answers.values())
+    assert len({tuple(answer) for answer in run.answers.values()}) == 3
+
+
+def test_an_aborted_beam_search_ends_each_of_its_answers_once(config: EngineConfig) -> None:
+    params = SamplingParams(max_tokens=20, n=2, ignore_eos=True, beam=BeamParams(4))
+    for abort_step in (0, 1, 5):
+
+        def abort(step: int, run: Run, abort_step: int = abort_step) -> None:
+            if step == abort_step:
+                run.engine.abort("0")
+
+        run = Run(Engine(config), requests_of(params), abort)
+        assert [run.reasons["0", index] for index in range(2)] == ["abort"] * 2
+        assert all(run.reasons[key] == "length" for key in run.reasons if key[0] != "0")
+
+
 # --- resumed requests
 
 

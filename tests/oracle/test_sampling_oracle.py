@@ -54,7 +54,7 @@ def _check_all_ways(
     batch = run_engine(config, prompts, PARAMS)
     check(f"batch of {NUM_REQUESTS}", batch)
     assert max(record.num_decodes for record in batch.records) == NUM_REQUESTS
-    tight = replace(config, num_device_blocks=TIGHT_BLOCKS)
+    tight = replace(config, num_device_blocks=TIGHT_BLOCKS, preemption_mode="recompute")
     recompute = run_engine(tight, prompts, PARAMS)
     check("recompute", recompute)
     assert recompute.totals.num_preemptions_recompute >= NUM_REQUESTS // 4
