@@ -70,6 +70,7 @@ class AppArgs(BaseModel):
     max_num_partial_prefills: int = 0
     long_prefill_threshold: int = 0
     min_prefill_tokens: int = 0
+    target_itl_ms: float = 0.0
     record: str | None = Field(default=None, min_length=1)
     num_threads: int | None = None
     attention_backend: str = "auto"

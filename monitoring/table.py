@@ -124,6 +124,16 @@ _WORKER_METRICS = (
         "Computed tokens whose keys and values were thrown away by preemption and are computed again",
         WORKER,
     ),
+    _counter(
+        "stallfree_itl_target_violations_total",
+        "Steps with running answers that took longer than --target-itl-ms",
+        WORKER,
+    ),
+    _gauge(
+        "stallfree_step_token_budget",
+        "Token budget of the newest step: less than the option where it is governed",
+        WORKER,
+    ),
     _histogram("stallfree_prefill_chunk_tokens", "Tokens of each scheduled prefill chunk", WORKER, _TOKEN_BUCKETS),
     _histogram("stallfree_step_tokens", "Tokens batched in each step", WORKER, _TOKEN_BUCKETS),
     _histogram("stallfree_step_seconds", "Duration of each step", WORKER, _STEP_BUCKETS_S),

@@ -36,6 +36,8 @@ class WorkerMetrics:
             count.inc("stallfree_preemptions_total", 1, preemption.mode)
             count.inc("stallfree_preemption_reasons_total", 1, preemption.reason)
             count.inc("stallfree_discarded_tokens_total", preemption.num_discarded_tokens)
+        count.inc("stallfree_itl_target_violations_total", record.is_over_target)
+        count.set("stallfree_step_token_budget", record.max_num_batched_tokens)
         count.inc("stallfree_prefix_cache_queries_total", record.num_blocks_queried)
         count.inc("stallfree_prefix_cache_hits_total", record.num_blocks_hit)
         count.inc("stallfree_swapped_blocks_total", record.num_blocks_swapped_in, "in")

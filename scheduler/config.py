@@ -26,6 +26,8 @@ class QueuePolicy(Enum):
 class SchedulerConfig:
     """Sizes are counts of tokens or sequences; 0 switches an optional limit off.
 
+    `target_itl_ms`: prompt tokens are held down so that running answers get a token about that often (0: off).
+
     `priority_aging_s`: a request is worth one priority level more for every so many seconds that it is older.
     `tenant_weights`: shares under `fair`; a tenant that is not named weighs 1.
     """
@@ -40,6 +42,7 @@ class SchedulerConfig:
     max_num_partial_prefills: int = 0
     long_prefill_threshold: int = 0
     min_prefill_tokens: int = 0
+    target_itl_ms: float = 0.0
     priority_aging_s: float = 60.0
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     step_record_capacity: int = 4096

@@ -64,6 +64,7 @@ class Recorder:
                     "max_num_partial_prefills": config.max_num_partial_prefills,
                     "long_prefill_threshold": config.long_prefill_threshold,
                     "min_prefill_tokens": config.min_prefill_tokens,
+                    "target_itl_ms": config.target_itl_ms,
                     "priority_aging_s": config.priority_aging_s,
                     "tenant_weights": {self._tenant(name): w for name, w in config.tenant_weights.items()},
                 },

@@ -55,7 +55,9 @@ class PreemptionRecord:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step. `duration_s` is filled in by `update`; queue lengths and blocks are those at the end of `schedule`.
+    """One step. `duration_s` is filled in by `update`, as is `is_over_target`: with a target for the time between
+    tokens, running answers waited longer. `max_num_batched_tokens` is what a governor left of the budget. Queue
+    lengths and blocks are those at the end of `schedule`.
 
     `num_blocks_queried` and `num_blocks_hit` count blocks of the groups let in: looked for and found in the prefix
     cache.
@@ -91,6 +93,7 @@ class StepRecord:
     swapped_reason: WaitReason | None = None
     swapped_behind: str | None = None
     duration_s: float | None = None
+    is_over_target: bool = False
 
 
 class StepRecordRing:

@@ -14,6 +14,7 @@ from scheduler.config import QueuePolicy, SchedulerConfig, SchedulerPolicy
 from scheduler.costs import PreemptionCosts
 from scheduler.default import DefaultPolicy
 from scheduler.fairness import FairShare
+from scheduler.governor import BudgetGovernor
 from scheduler.outputs import SchedulerOutputs, SequenceEnd
 from scheduler.preemption import Preemptor
 from scheduler.queues import FairWaitingQueue, OrderedWaitingQueue, Queues
@@ -69,6 +70,11 @@ class Scheduler:
         self._urgency: Urgency | None = None
         if config.queue_policy is QueuePolicy.PRIORITY:
             self._urgency = Urgency(self.queues, blocks, preemptor, config.max_num_seqs)
+        self.governor: BudgetGovernor | None = None
+        if config.target_itl_ms:
+            self.governor = BudgetGovernor(
+                config.target_itl_ms / 1000, config.chunk_alignment, config.min_prefill_tokens
+            )
         self._groups: dict[str, SequenceGroup] = {}
         self._in_flight: deque[Step] = deque()
         self._next_seq_id = 0
@@ -135,7 +141,10 @@ class Scheduler:
 
     def schedule(self, now: float) -> SchedulerOutputs:
         """Plan the next step at time `now` (seconds). An empty plan is not to be settled."""
-        budget = SchedulingBudget(self.config.max_num_batched_tokens, self.config.max_num_seqs)
+        num_tokens = self.config.max_num_batched_tokens
+        if self.governor is not None:
+            num_tokens = self.governor.budget(self.queues.running, num_tokens)
+        budget = SchedulingBudget(num_tokens, self.config.max_num_seqs)
         step = Step(self._next_step_id, now, budget)
         self._next_step_id += 1
         if self._urgency is not None:
@@ -168,6 +177,8 @@ class Scheduler:
         if self._recorder is not None:
             self._recorder.update(step, samples, now, block_keys or {}, beams or {}, self._groups)
         step.record.duration_s = now - step.record.time_s
+        if self.governor is not None:
+            self.governor.settle(step, step.record.duration_s)
         ended = self._settlement.settle(step, samples, block_keys or {})
         for request_id, choices in (beams or {}).items():
             if request_id in self._groups:

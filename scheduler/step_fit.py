@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from scheduler.arrivals import Arrival
+from scheduler.least_squares import solve_not_negative
 from scheduler.listening import RunListener
 from scheduler.outputs import SchedulerOutputs, SequenceEnd
 from scheduler.records import StepRecord
@@ -97,7 +98,7 @@ def fit_step_model(works: Rows[StepWork], durations_s: Rows[float]) -> StepModel
     return StepModel(*(c / scale for c, scale in zip(solution, scales, strict=True)))
 
 
-def _solve_not_negative(
+def _fit_rows(
     rows: Rows[tuple[float, ...]], times: Rows[float], weights: Rows[float]
 ) -> list[float]:
     """Coefficients of `rows` to `times`; the most negative one is dropped and the rest solved again, until none is."""
@@ -115,33 +116,4 @@ def _solve_not_negative(
     for i in range(size):
         for j in range(i):
             matrix[i][j] = matrix[j][i]
-    active = [i for i in range(size) if matrix[i][i] > 0.0]
-    while active:
-        found = _solve([[matrix[i][j] for j in active] for i in active], [target[i] for i in active])
-        worst = min(range(len(active)), key=found.__getitem__)
-        if found[worst] >= 0.0:
-            solution = [0.0] * size
-            for i, value in zip(active, found, strict=True):
-                solution[i] = value
-            return solution
-        del active[worst]
-    return [0.0] * size
-
-
-def _solve(matrix: list[list[float]], target: list[float]) -> list[float]:
-    """Gaussian elimination with pivoting, a hair of ridge so that terms that say the same do not divide by zero."""
-    size = len(target)
-    rows = [[*line, value] for line, value in zip(matrix, target, strict=True)]
-    for i in range(size):
-        rows[i][i] *= 1.0 + 1e-9
-    for i in range(size):
-        pivot = max(range(i, size), key=lambda r: abs(rows[r][i]))
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        for r in range(i + 1, size):
-            factor = rows[r][i] / rows[i][i]
-            for j in range(i, size + 1):
-                rows[r][j] -= factor * rows[i][j]
-    for i in reversed(range(size)):
-        rest = sum(rows[i][j] * rows[j][size] for j in range(i + 1, size))
-        rows[i][size] = (rows[i][size] - rest) / rows[i][i]
-    return [row[size] for row in rows]
+    return solve_not_negative(matrix, target)

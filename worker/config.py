@@ -66,6 +66,7 @@ class EngineConfig:
     max_num_partial_prefills: int = 0
     long_prefill_threshold: int = 0
     min_prefill_tokens: int = 0
+    target_itl_ms: float = 0.0
     record: str | None = None
     num_threads: int | None = None
     attention_backend: str = "auto"
@@ -96,6 +97,7 @@ class ResolvedConfig:
     max_num_partial_prefills: int
     long_prefill_threshold: int
     min_prefill_tokens: int
+    target_itl_ms: float
     record: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -117,6 +119,7 @@ class ResolvedConfig:
             max_num_partial_prefills=self.max_num_partial_prefills,
             long_prefill_threshold=self.long_prefill_threshold,
             min_prefill_tokens=self.min_prefill_tokens,
+            target_itl_ms=self.target_itl_ms,
         )
 
 
@@ -161,6 +164,10 @@ def check_engine_config(config: EngineConfig) -> None:
     _check_choice("attention_backend", config.attention_backend, ATTENTION_BACKENDS)
     _check_choice("scheduler_policy", config.scheduler_policy, tuple(policy.value for policy in SchedulerPolicy))
     _check_choice("preemption_mode", config.preemption_mode, tuple(mode.value for mode in PreemptionMode))
+    if not 0.0 <= config.target_itl_ms < float("inf"):
+        raise ConfigError("target_itl_ms", f"must be 0 (off) or more, got {config.target_itl_ms}")
+    if config.target_itl_ms and config.scheduler_policy == SchedulerPolicy.DEFAULT.value:
+        raise ConfigError("target_itl_ms", "scheduler_policy default runs prompts whole: use chunked_prefill")
     _check_choice("queue_policy", config.queue_policy, tuple(policy.value for policy in QueuePolicy))
     if not config.priority_aging_s > 0.0:
         raise ConfigError("priority_aging_s", f"must be above 0, got {config.priority_aging_s}")
@@ -248,6 +255,7 @@ def resolve_engine_config(
         max_num_partial_prefills=config.max_num_partial_prefills,
         long_prefill_threshold=config.long_prefill_threshold,
         min_prefill_tokens=config.min_prefill_tokens,
+        target_itl_ms=config.target_itl_ms,
         record=config.record,
         notes=tuple(notes),
     )

@@ -116,6 +116,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add_count("max_num_partial_prefills", "most prompts that are mid-way at once; 0: no limit")
     add_count("long_prefill_threshold", "longer prompts share what shorter ones leave; 0: off")
     add_count("min_prefill_tokens", "part of the budget that decodes leave to prompts")
+    add(
+        "target_itl_ms",
+        "hold prompt tokens down so that running answers get a token about that often, in ms; 0: off",
+        type=float,
+        metavar="MS",
+    )
     add("record", "write the scheduler's inputs to FILE (or FILE.1, ... if it is there), for replay", metavar="FILE")
     add_count("num_threads", "CPU threads of the model (default: all cores)")
 
