@@ -48,14 +48,18 @@ class StepTimeEstimate:
     def learn(self, load: StepLoad, num_prefill_tokens: int, duration_s: float) -> None:
         if duration_s <= 0.0:
             return
+        expected_s = duration_s
         if self.num_steps >= MIN_STEPS_SEEN:
-            duration_s = min(duration_s, MAX_SURPRISE * self.predict_s(load, num_prefill_tokens))
+            # Errors relative to what is foreseen: relative to what was measured, short steps would weigh more.
+            expected_s = self.predict_s(load, num_prefill_tokens)
+            duration_s = min(duration_s, MAX_SURPRISE * expected_s)
         product = num_prefill_tokens * (load.num_prompt_context_tokens + num_prefill_tokens / 2)
         terms = (1.0, num_prefill_tokens, load.num_decodes, load.num_context_tokens, product)
-        relative = [term / duration_s for term in terms]
+        relative = [term / expected_s for term in terms]
+        time = duration_s / expected_s
         keep = 1.0 - 1.0 / MEMORY_STEPS
         for i, term in enumerate(relative):
-            self._target[i] = keep * self._target[i] + term
+            self._target[i] = keep * self._target[i] + term * time
             row = self._matrix[i]
             for j, other in enumerate(relative):
                 row[j] = keep * row[j] + term * other

@@ -89,7 +89,7 @@ def fit_step_model(works: Rows[StepWork], durations_s: Rows[float]) -> StepModel
         # Relative to what is expected, not to what was measured: else the model would lean to the steps that
         # happened to be short.
         weights = [factor / m**2 for factor, m in zip(robust, expected, strict=True)]
-        solution = _solve_not_negative(rows, times, weights)
+        solution = _fit_rows(rows, times, weights)
         floor = median(times) / 100
         expected = [max(sum(x * c for x, c in zip(row, solution, strict=True)), floor) for row in rows]
         errors = [abs(t - m) / m for t, m in zip(times, expected, strict=True)]
@@ -98,10 +98,8 @@ def fit_step_model(works: Rows[StepWork], durations_s: Rows[float]) -> StepModel
     return StepModel(*(c / scale for c, scale in zip(solution, scales, strict=True)))
 
 
-def _fit_rows(
-    rows: Rows[tuple[float, ...]], times: Rows[float], weights: Rows[float]
-) -> list[float]:
-    """Coefficients of `rows` to `times`; the most negative one is dropped and the rest solved again, until none is."""
+def _fit_rows(rows: Rows[tuple[float, ...]], times: Rows[float], weights: Rows[float]) -> list[float]:
+    """Coefficients of `rows` to `times`, none of them below zero."""
     size = len(rows[0])
     matrix = [[0.0] * size for _ in range(size)]
     target = [0.0] * size
