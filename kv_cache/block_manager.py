@@ -72,9 +72,11 @@ class BlockManager:
         """Free blocks above the watermark."""
         return self._device.num_free - (self._num_watermark_blocks if self._device.num_used else 0)
 
-    def refusal(self, num_blocks: int) -> AllocStatus:
-        """What it means that `num_blocks` were refused."""
-        return AllocStatus.LATER if num_blocks <= self._device.num_usable else AllocStatus.NEVER
+    def alloc_status(self, num_blocks: int) -> AllocStatus:
+        """Whether a group can have `num_blocks`, whatever more it may want to be kept free."""
+        if num_blocks > self._device.num_usable:
+            return AllocStatus.NEVER
+        return AllocStatus.OK if num_blocks <= self.num_admissible_device_blocks else AllocStatus.LATER
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

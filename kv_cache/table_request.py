@@ -1,4 +1,4 @@
-"""What is asked of the block manager for a group that is to come in, and what a refusal means."""
+"""What is asked of the block manager for a group that is to come in, and whether it can be had."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -7,8 +7,9 @@ from kv_cache.block_pool import BlockKey
 
 
 class AllocStatus(Enum):
-    """What a refusal means: the blocks are there LATER, when others release some, or NEVER in this pool."""
+    """Whether a group can have its blocks: OK now, LATER when others release some, NEVER in this pool."""
 
+    OK = "ok"
     LATER = "later"
     NEVER = "never"
 

@@ -56,7 +56,7 @@ class Admission:
         pairs = self._blocks.swap_in(num_tokens, num_reserved, headroom=headroom(group, self._queues))
         if pairs is None:
             num_blocks = self._blocks.num_swapped_blocks_wanted(num_tokens, num_reserved)
-            if self._blocks.refusal(num_blocks) is AllocStatus.LATER:
+            if self._blocks.alloc_status(num_blocks) is not AllocStatus.NEVER:
                 return WaitReason.BLOCKS
             self._queues.unpark(group)
             _end_for_lack_of_blocks(group, num_blocks, self._blocks, step)
@@ -92,7 +92,7 @@ class Admission:
         num_cached = self._blocks.allocate(requests, num_reserved, headroom=headroom(group, self._queues))
         if num_cached is None:
             num_blocks = self._blocks.num_wanted_blocks(requests) + num_reserved
-            if self._blocks.refusal(num_blocks) is AllocStatus.LATER:
+            if self._blocks.alloc_status(num_blocks) is not AllocStatus.NEVER:
                 return WaitReason.BLOCKS
             self._queues.stop_waiting(group)
             _end_for_lack_of_blocks(group, num_blocks, self._blocks, step)

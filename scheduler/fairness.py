@@ -9,6 +9,8 @@ from collections.abc import Mapping
 #: a generated token costs about twice a prompt token
 PREFILL_TOKEN_COST = 1.0
 DECODE_TOKEN_COST = 2.0
+#: beyond so many, tenants that were served less than those that wait are forgotten
+MAX_TENANTS_REMEMBERED = 1024
 
 
 class FairShare:
@@ -26,6 +28,9 @@ class FairShare:
         """`tenant` had nothing waiting and now has: it starts level with the least served of those that wait."""
         level = min((self.counter(other) for other in waiting_tenants), default=self._last_served)
         self._counters[tenant] = max(self.counter(tenant), level)
+        if len(self._counters) > MAX_TENANTS_REMEMBERED:
+            # Those level with or behind the one that comes back would be lifted in any case.
+            self._counters = {other: c for other, c in self._counters.items() if c > level or other == tenant}
 
     def charge_prefill(self, tenant: str, num_tokens: int) -> None:
         """A prompt's tokens are charged when it is admitted; a negative count gives back what was not computed."""

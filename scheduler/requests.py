@@ -69,7 +69,7 @@ def make_group(request: Request, config: SchedulerConfig, first_seq_id: int, arr
         request.stop_rules,
         _order(request, config, arrival),
         request.arrival_s,
-        request.priority,
+        request.priority if config.queue_policy is QueuePolicy.PRIORITY else 0,
         request.tenant,
         request.is_beam,
         live=list(sequences) if is_forked else sequences[:1],

@@ -13,6 +13,8 @@ DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "torch_sdpa")
 DEFAULT_BUDGET_TOKENS = {"cpu": 256, "cuda": 2048}
 DEFAULT_MAX_NUM_SEQS = 256
+#: the host pool is as large as the device's, up to this: pinned memory of any size is not to be taken unasked
+DEFAULT_HOST_POOL_BYTES = 8 * 2**30
 CUDA_CHUNK_ALIGNMENT = 256
 
 _BYTE_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -235,7 +237,9 @@ def resolve_engine_config(
     _check_budget(config, budget)
     max_num_seqs = config.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, budget - config.min_prefill_tokens)
     alignment = config.chunk_alignment or (CUDA_CHUNK_ALIGNMENT if device_type == "cuda" else config.block_size)
-    default_host_blocks = 0 if mode is PreemptionMode.RECOMPUTE else num_device_blocks
+    default_host_blocks = 0
+    if mode is not PreemptionMode.RECOMPUTE:
+        default_host_blocks = max(min(num_device_blocks, DEFAULT_HOST_POOL_BYTES // block_bytes), 1)
     return ResolvedConfig(
         max_model_len=max_model_len,
         max_num_batched_tokens=budget,
