@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> OneLineParser:
-    from deployments.cli import generate, serve
+    from deployments.cli import bench, generate, serve
 
     parser = OneLineParser(
         prog=PROGRAM,
@@ -50,13 +50,18 @@ def _parser() -> OneLineParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     serve.add_parser(subparsers)
     generate.add_parser(subparsers)
+    bench.add_parser(subparsers)
     return parser
 
 
 def _run(args: argparse.Namespace) -> int:
-    from deployments.cli import generate, serve
+    from deployments.cli import bench, generate, serve
 
-    commands: dict[str, Callable[[argparse.Namespace], int]] = {"serve": serve.run, "generate": generate.run}
+    commands: dict[str, Callable[[argparse.Namespace], int]] = {
+        "serve": serve.run,
+        "generate": generate.run,
+        "bench": bench.run,
+    }
     return commands[args.command](args)
 
 
