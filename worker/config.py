@@ -9,7 +9,7 @@ from scheduler.config import PreemptionMode, SchedulerConfig, SchedulerPolicy
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
-ATTENTION_BACKENDS = ("auto", "torch_sdpa")
+ATTENTION_BACKENDS = ("auto", "torch_sdpa", "cpu_native")
 DEFAULT_BUDGET_TOKENS = {"cpu": 256, "cuda": 2048}
 DEFAULT_MAX_NUM_SEQS = 256
 CUDA_CHUNK_ALIGNMENT = 256
