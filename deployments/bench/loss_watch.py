@@ -62,4 +62,4 @@ def _first_token_is_late(answer: Answer, limit_s: float, now: float) -> bool:
 
 def _room(count: int, rank: float) -> int:
     """How many of `count` values may lie above a limit that their percentile keeps."""
-    return count - max(1, math.ceil(count * rank / 100.0))
+    return count - math.ceil(count * rank / 100.0)

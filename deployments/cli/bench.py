@@ -3,13 +3,13 @@
 import argparse
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import json
 import math
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from deployments.bench.comparison import compare
 from deployments.bench.progress import bar
@@ -155,20 +155,18 @@ def _text(results: Results) -> str:
 
 
 def _plot(prefix: str, results: Results) -> None:
-    from deployments.bench.plots import plot_inter_token_times, plot_latency_against_rate
+    from deployments.bench.plots import inter_token_times, latency_against_rate, save
 
     summaries = [measured.summary for measured in results.measured]
+    figures = {}
     if len({summary.offered_rate for summary in summaries}) > 1:
-        _to_file("--plot", f"{prefix}-rate.png", lambda path: plot_latency_against_rate(summaries, results.slo, path))
+        figures[f"{prefix}-rate.png"] = latency_against_rate(summaries, results.slo)
     shown = results.shown_runs()
     for number, measured in enumerate(shown, 1):
         suffix = f"-{number}" if len(shown) > 1 else ""
-        threshold_s, run = measured.summary.stall_threshold_s, measured.run
-
-        def draw(path: Path, run: Any = run, threshold_s: float | None = threshold_s) -> None:
-            plot_inter_token_times(run, threshold_s, path)
-
-        _to_file("--plot", f"{prefix}-itl{suffix}.png", draw)
+        figures[f"{prefix}-itl{suffix}.png"] = inter_token_times(measured.run, measured.summary.stall_threshold_s)
+    for name, figure in figures.items():
+        _to_file("--plot", name, functools.partial(save, figure))
 
 
 def _to_file(option: str, name: str, write: Callable[[Path], object]) -> None:
