@@ -1,7 +1,7 @@
 """Reads a checkpoint's safetensors one layer at a time and merges what the fused decoder multiplies at once.
 
-Knows names and shapes of tensors. A tensor that is missing or has another shape is an error: the kernels that read these
-numbers check nothing.
+Knows names and shapes of tensors. A tensor that is missing or has another shape is an error: the kernels that read
+them check nothing.
 """
 
 from collections.abc import Callable

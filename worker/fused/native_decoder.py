@@ -94,7 +94,7 @@ class NativeDecoder:
         if backend.pool is not self._pool:
             self._bind(backend.pool)
         num_tokens, num_logit_rows, num_threads = len(input_ids), len(logit_rows), torch.get_num_threads()
-        assert int(input_ids.min()) >= 0 and int(input_ids.max()) < self.vocab_size, "a token id has no embedding"
+        assert 0 <= int(input_ids.min()) <= int(input_ids.max()) < self.vocab_size, "a token id has no embedding"
         scratch_floats = num_threads * backend.kernels.scratch_floats(
             self._sizes.num_heads, self._sizes.num_kv_heads, self._sizes.head_size
         )

@@ -172,18 +172,32 @@ void attend(const Attention& a, AttentionItem item, int kv_head, float* scratch)
     const int64_t first_position = end - queries;
     const int64_t first_seen = a.window ? std::max<int64_t>(0, first_position - a.window + 1) : 0;
     const __m512 scale = _mm512_set1_ps(a.scale * LOG2_E);
-    for (int64_t start = first_seen / KEYS * KEYS; start < end; start += KEYS) {
-        const uint32_t* key_rows[KEYS];
-        const T* value_rows[KEYS];
+    const uint32_t* key_places[2][KEYS];
+    const T* value_places[2][KEYS];
+    // The cache lines of a tile are scattered: they are asked for while the tile before them is worked on.
+    const auto locate = [&](int64_t start, int side) {
+        int64_t column = start / a.block_size, offset = start % a.block_size;
         for (int i = 0; i < KEYS; ++i) {
-            const int64_t position = start + i;
             // What lies before the window may be anybody's by now, and past the end is nobody's yet.
-            const bool is_read = position >= first_seen && position < end;
-            const size_t place = is_read
-                ? (table[position / a.block_size] * a.block_size + position % a.block_size) * a.kv_heads + kv_head : 0;
-            key_rows[i] = reinterpret_cast<const uint32_t*>(is_read ? static_cast<const T*>(a.keys) + place * size : zeros);
-            value_rows[i] = is_read ? static_cast<const T*>(a.values) + place * size : zeros;
+            const bool is_read = start + i >= first_seen && start + i < end;
+            const size_t place = is_read ? (table[column] * a.block_size + offset) * a.kv_heads + kv_head : 0;
+            if (++offset == a.block_size) offset = 0, ++column;
+            const T* key = is_read ? static_cast<const T*>(a.keys) + place * size : zeros;
+            const T* value = is_read ? static_cast<const T*>(a.values) + place * size : zeros;
+            key_places[side][i] = reinterpret_cast<const uint32_t*>(key);
+            value_places[side][i] = value;
+            for (int line = 0; line < size; line += 64 / static_cast<int>(sizeof(T))) {
+                _mm_prefetch(reinterpret_cast<const char*>(key + line), _MM_HINT_T0);
+                _mm_prefetch(reinterpret_cast<const char*>(value + line), _MM_HINT_T0);
+            }
         }
+    };
+    int side = 0;
+    locate(first_seen / KEYS * KEYS, side);
+    for (int64_t start = first_seen / KEYS * KEYS; start < end; start += KEYS, side ^= 1) {
+        const uint32_t* const* key_rows = key_places[side];
+        const T* const* value_rows = value_places[side];
+        if (start + KEYS < end) locate(start + KEYS, side ^ 1);
         for (int key = 0; key < KEYS; key += LANES)
             for (int word = 0; word < words; word += LANES) {
                 const uint32_t* from[LANES];
