@@ -127,6 +127,14 @@ def test_servers_are_compared_in_turn(capsys: pytest.CaptureFixture[str]) -> Non
     assert second["rounds"] == 2
 
 
+def test_a_server_may_be_compared_with_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(FakeServer()) as url:
+        load = ("--rate", "50", "--num-requests", "3", "--output-len", "4", "--rounds", "1", "--json", "-")
+        assert bench("--compare", url, f"{url}/v1", *load) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [column["target"] for column in found["comparison"]] == [f"{url} #1", f"{url}/v1 #2"]
+
+
 def test_a_server_that_is_not_there_ends_the_command_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--url", "http://127.0.0.1:9") == 1
     assert "stallfree: error: http://127.0.0.1:9: Client" in capsys.readouterr().err

@@ -43,7 +43,7 @@ class HttpTarget:
     def __init__(self, url: str, prompts: PromptMaker, *, model: str | None, text: bool, api_key: str | None) -> None:
         base = url.rstrip("/")
         self.name = base
-        self._base = base if base.endswith("/v1") else f"{base}/v1"
+        self.url = base if base.endswith("/v1") else f"{base}/v1"
         self._prompts = prompts
         self._model = model
         self.dialect = Dialect(token_ids=not text)
@@ -121,7 +121,7 @@ class HttpTarget:
     async def _first_model(self) -> str:
         assert self._session is not None
         try:
-            async with self._session.get(f"{self._base}/models") as response:
+            async with self._session.get(f"{self.url}/models") as response:
                 if response.status != 200:
                     raise TargetError(f"{response.url} answers with {response.status}; name the model")
                 listed = await response.json(content_type=None)
@@ -129,13 +129,13 @@ class HttpTarget:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise TargetError(_described(error)) from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise TargetError(f"{self._base}/models lists no model; name it") from error
+            raise TargetError(f"{self.url}/models lists no model; name it") from error
 
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The stream's JSON objects, as they come. Raises TargetError unless it ends as a stream should."""
         assert self._session is not None
         try:
-            async with self._session.post(f"{self._base}/completions", json=body) as response:
+            async with self._session.post(f"{self.url}/completions", json=body) as response:
                 if response.status != 200:
                     text = " ".join((await response.text()).split())[:_SHOWN_ERROR_CHARS]
                     kind = _RefusedError if response.status in _REFUSALS else TargetError

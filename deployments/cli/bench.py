@@ -120,10 +120,14 @@ def _targets(args: argparse.Namespace, load: Load) -> list[Target]:
 
     prompts = PromptMaker(args.vocab_size or FALLBACK_VOCAB_SIZE, args.seed, load.prefix_block_tokens)
     urls: list[str] = args.compare or [args.url]
-    return [
+    targets = [
         HttpTarget(url, prompts, model=args.served_model_name, text=args.text_prompts, api_key=args.api_key)
         for url in urls
     ]
+    for number, target in enumerate(targets, 1):
+        if sum(other.url == target.url for other in targets) > 1:  # a server against itself shows the noise
+            target.name = f"{target.name} #{number}"
+    return list(targets)
 
 
 def _write(args: argparse.Namespace, results: Results) -> None:
