@@ -48,13 +48,14 @@ class Setting:
         return found
 
     def environment(self, engine: str) -> dict[str, str]:
-        """Threads that wait must sleep: the engines share the cores, and only one is asked at a time."""
+        """Threads that wait sleep, unless the caller's environment says otherwise: the engines share the cores, and
+        only one is asked at a time."""
         variables = {
-            **os.environ,
-            "OMP_NUM_THREADS": str(self.num_threads),
             "OMP_WAIT_POLICY": "PASSIVE",
             "KMP_BLOCKTIME": "0",
             "TOKENIZERS_PARALLELISM": "false",
+            **os.environ,
+            "OMP_NUM_THREADS": str(self.num_threads),
         }
         if engine == OURS:
             variables["PYTHONPATH"] = str(ROOT)
