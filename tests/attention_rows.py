@@ -24,7 +24,10 @@ def plain_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
 
 
 class Rows:
-    """Sequences whose earlier tokens are already in the pool, and a batch of their last `query_len` tokens. `heads`: of queries, of keys."""
+    """Sequences whose earlier tokens are already in the pool, and a batch of their last `query_len` tokens.
+
+    `heads`: of queries, of keys.
+    """
 
     def __init__(
         self,

@@ -80,7 +80,8 @@ class Stepper:
             "cpu",
         )
         self._prompts = prompts
-        self._tables = [list(range(1 + number, 1 + longest * len(prompts), len(prompts))) for number in range(len(prompts))]
+        num_sequences, num_blocks = len(prompts), longest * len(prompts)
+        self._tables = [list(range(1 + number, 1 + num_blocks, num_sequences)) for number in range(num_sequences)]
         self._starts = [0] * len(prompts)
         num_tokens = sum(map(len, prompts))
         self._runner = ModelRunner(model, self.pool, backend_type(self.pool), num_tokens, len(prompts), longest)
