@@ -74,13 +74,6 @@ class NativeDecoder:
         self._pool: TensorPool | None = None
         self._memory: _WorkingMemory | None = None
 
-    @property
-    def num_weight_bytes_per_step(self) -> int:
-        """Bytes of weights that one step reads, however small it is."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._kept[:-3]) + (
-            self._kept[-1].numel() * self._kept[-1].element_size()
-        )
-
     @torch.inference_mode()
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, logit_rows: torch.Tensor, backend: CpuNativeBackend

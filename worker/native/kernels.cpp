@@ -77,12 +77,12 @@ void place_heads(const Decoder& d, const Layer& layer, const Step& step, const B
 }
 
 template <class T>
-void run_layer(Team& team, const Decoder& d, const Layer& layer, const Step& step, const Buffers& buffers,
+void run_layer(Member& member, const Decoder& d, const Layer& layer, const Step& step, const Buffers& buffers,
                const std::vector<AttentionItem>& items, float* scratch) {
     const int tokens = static_cast<int>(step.num_tokens), hidden = static_cast<int>(d.hidden);
     T* normed = static_cast<T*>(buffers.normed);
     const auto norm = [&](const float* weight) {
-        team.each(tokens, [&](int token) {
+        member.each(tokens, [&](int token) {
             rms_norm(buffers.residual + static_cast<size_t>(token) * hidden, weight, d.epsilon, hidden,
                      normed + static_cast<size_t>(token) * hidden);
         });
@@ -95,25 +95,25 @@ void run_layer(Team& team, const Decoder& d, const Layer& layer, const Step& ste
         }
     };
     norm(layer.input_norm);
-    multiply(team, layer.qkv, normed, tokens, [&](int row, int column, const __m512* sums) {
+    multiply(member, layer.qkv, normed, tokens, [&](int row, int column, const __m512* sums) {
         float* to = buffers.qkv + static_cast<size_t>(row) * layer.qkv.n + column;
         UNROLL for (int j = 0; j < PANEL_VECTORS; ++j)
             store(to + j * LANES, sums[j], first_lanes(layer.qkv.n - column - j * LANES));
     });
-    team.each(tokens, [&](int token) { place_heads<T>(d, layer, step, buffers, token); });
+    member.each(tokens, [&](int token) { place_heads<T>(d, layer, step, buffers, token); });
     const Attention attention{buffers.query, layer.keys,       layer.values,     buffers.attended, step.tables,
                               step.query_starts, step.context_lens, step.num_rows, step.table_width, d.block_size,
                               d.heads,       d.kv_heads,       d.head_size,      layer.window,     d.scale};
-    team.each(static_cast<int>(items.size() * d.kv_heads), [&](int item) {
+    member.each(static_cast<int>(items.size() * d.kv_heads), [&](int item) {
         attend<T>(attention, items[item / d.kv_heads], static_cast<int>(item % d.kv_heads), scratch);
     });
-    multiply(team, layer.output, static_cast<const T*>(buffers.attended), tokens, add_to_residual);
+    multiply(member, layer.output, static_cast<const T*>(buffers.attended), tokens, add_to_residual);
     norm(layer.post_attention_norm);
     T* activated = static_cast<T*>(buffers.activated);
-    multiply(team, layer.gate_up, normed, tokens, [&](int row, int column, const __m512* sums) {
+    multiply(member, layer.gate_up, normed, tokens, [&](int row, int column, const __m512* sums) {
         store(activated + static_cast<size_t>(row) * d.intermediate + column / 2, _mm512_mul_ps(silu(sums[0]), sums[1]));
     });
-    multiply(team, layer.down, activated, tokens, add_to_residual);
+    multiply(member, layer.down, activated, tokens, add_to_residual);
 }
 
 template <class T>
@@ -123,23 +123,24 @@ void run_step(const Decoder& d, const Step& step, const Buffers& buffers, int nu
         {nullptr, nullptr, nullptr, nullptr, step.tables, step.query_starts, step.context_lens, step.num_rows,
          step.table_width, d.block_size, d.heads, d.kv_heads, d.head_size, 0, d.scale});
     const size_t scratch_size = attention_scratch(d.heads, d.kv_heads, d.head_size);
-    Team team(num_threads);
+    Team team;
 #pragma omp parallel num_threads(num_threads)
     {
+        Member member(team);
         float* scratch = buffers.scratch + omp_get_thread_num() * scratch_size;
-        team.each(static_cast<int>(step.num_tokens), [&](int token) {
+        member.each(static_cast<int>(step.num_tokens), [&](int token) {
             copy(static_cast<const T*>(d.embedding) + step.token_ids[token] * hidden,
                  buffers.residual + static_cast<size_t>(token) * hidden, hidden);
         });
         for (int64_t layer = 0; layer < d.num_layers; ++layer)
-            run_layer<T>(team, d, d.layers[layer], step, buffers, items, scratch);
+            run_layer<T>(member, d, d.layers[layer], step, buffers, items, scratch);
         T* normed = static_cast<T*>(buffers.normed);
         const int logit_rows = static_cast<int>(step.num_logit_rows);
-        team.each(logit_rows, [&](int row) {
+        member.each(logit_rows, [&](int row) {
             rms_norm(buffers.residual + step.logit_rows[row] * hidden, d.final_norm, d.epsilon, hidden,
                      normed + static_cast<size_t>(row) * hidden);
         });
-        multiply(team, d.head, normed, logit_rows, [&](int row, int column, const __m512* sums) {
+        multiply(member, d.head, normed, logit_rows, [&](int row, int column, const __m512* sums) {
             float* to = buffers.logits + static_cast<size_t>(row) * d.head.n + column;
             UNROLL for (int j = 0; j < PANEL_VECTORS; ++j)
                 store(to + j * LANES, sums[j], first_lanes(d.head.n - column - j * LANES));
@@ -151,9 +152,9 @@ template <class T>
 void run_attention(const Attention& a, float* scratch, int num_threads) {
     const std::vector<AttentionItem> items = attention_items(a);
     const size_t scratch_size = attention_scratch(a.heads, a.kv_heads, a.head_size);
-    Team team(num_threads);
+    Team team;
 #pragma omp parallel num_threads(num_threads)
-    team.each(static_cast<int>(items.size() * a.kv_heads), [&](int item) {
+    Member(team).each(static_cast<int>(items.size() * a.kv_heads), [&](int item) {
         attend<T>(a, items[item / a.kv_heads], static_cast<int>(item % a.kv_heads),
                   scratch + omp_get_thread_num() * scratch_size);
     });

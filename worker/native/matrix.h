@@ -64,13 +64,13 @@ inline void product(int rows, const uint32_t* a, size_t lda, const uint32_t* b, 
 // Multiplies `rows` rows x [rows, k] with a layer's weights; `finish(row, column, sums)` gets two vectors of outputs,
 // the first of them output number `column`.
 template <class T, class Finish>
-void multiply(Team& team, const Linear& layer, const T* x, int rows, Finish finish) {
+void multiply(Member& member, const Linear& layer, const T* x, int rows, Finish finish) {
     const int words = static_cast<int>(layer.k) / PER_WORD<T>;
     const int panels = static_cast<int>((layer.n + PANEL - 1) / PANEL);
     const auto* weights = static_cast<const uint32_t*>(layer.weights);
     const auto* inputs = reinterpret_cast<const uint32_t*>(x);
     const int blocks = (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-    team.each(panels * blocks, [&](int item) {
+    member.each(panels * blocks, [&](int item) {
         const int first = item / panels * ROWS_AT_ONCE, panel = item % panels;
         const int count = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE;
         const int column = panel * PANEL;

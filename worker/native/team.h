@@ -1,48 +1,65 @@
-// Threads that run the phases of a step together: items of a phase are handed out one by one, and nobody enters the
-// next phase before all have left this one.
+// Threads that run the phases of a step together: items of a phase are handed out one by one, and the next phase begins
+// when all of them are done.
 //
-// OpenMP's own waiting either spins for milliseconds or sleeps at once, as the process was started. Beside other load
-// the first makes steps many times slower, the second costs a wake-up a phase. Here a thread spins for about as long
-// as a phase takes, then sleeps.
+// A phase waits for its items, never for its threads: one that the system has put aside finds, when it comes back, that
+// the others are further on, and follows. Waiting is our own too: OpenMP's either spins for milliseconds, which beside
+// other load makes steps many times slower, or sleeps at once, which costs a wake-up a phase. Here a thread spins for
+// about as long as a phase takes, then sleeps.
 #pragma once
 
 #include <immintrin.h>
 
 #include <atomic>
+#include <cstdint>
 
-class Team {
+// What the threads of one step share.
+struct Team {
+    // Number of the phase (upper half) and of its next item (lower half).
+    alignas(64) std::atomic<uint64_t> next{0};
+    alignas(64) std::atomic<int> num_done{0};
+    // The phase again, for those who wait: it follows `next`.
+    alignas(64) std::atomic<int> phase{0};
+};
+
+// One thread of a team. All of them go through the same phases, in the same order.
+class Member {
    public:
-    explicit Team(int size) : size_(size) {}
+    explicit Member(Team& team) : team_(team) {}
 
-    // Runs `item(i)` for every i below `count`, on whichever thread is free, and returns when all are done. All
-    // threads of the team call it with the same arguments.
+    // Runs `item(i)` for every i below `count`, each on one of the threads, and returns when all are done.
     template <class Item>
     void each(int count, Item item) {
-        for (int index; (index = next_.fetch_add(1, std::memory_order_relaxed)) < count;) item(index);
-        wait();
+        if (count == 0) return;
+        const int phase = phase_++;
+        uint64_t next = team_.next.load(std::memory_order_acquire);
+        while (static_cast<int>(next >> 32) == phase) {
+            const int index = static_cast<int>(next & 0xFFFFFFFF);
+            if (index >= count) return wait(phase);
+            if (!team_.next.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
+            item(index);
+            if (team_.num_done.fetch_add(1, std::memory_order_acq_rel) == count - 1) return begin(phase + 1);
+            next = team_.next.load(std::memory_order_acquire);
+        }
     }
 
    private:
     static constexpr int NUM_SPINS = 2000;
 
-    void wait() {
-        const int phase = phase_.load(std::memory_order_relaxed);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
-            arrived_.store(0, std::memory_order_relaxed);
-            next_.store(0, std::memory_order_relaxed);
-            phase_.store(phase + 1, std::memory_order_release);
-            phase_.notify_all();
-            return;
-        }
-        for (int spin = 0; spin < NUM_SPINS; ++spin) {
-            if (phase_.load(std::memory_order_acquire) != phase) return;
-            _mm_pause();
-        }
-        phase_.wait(phase, std::memory_order_acquire);
+    void begin(int phase) {
+        team_.num_done.store(0, std::memory_order_relaxed);
+        team_.next.store(static_cast<uint64_t>(phase) << 32, std::memory_order_release);
+        team_.phase.store(phase, std::memory_order_release);
+        team_.phase.notify_all();
     }
 
-    const int size_;
-    alignas(64) std::atomic<int> next_{0};
-    alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<int> phase_{0};
+    void wait(int phase) {
+        for (int spin = 0; spin < NUM_SPINS; ++spin) {
+            if (team_.phase.load(std::memory_order_acquire) > phase) return;
+            _mm_pause();
+        }
+        for (int now; (now = team_.phase.load(std::memory_order_acquire)) <= phase;) team_.phase.wait(now);
+    }
+
+    Team& team_;
+    int phase_ = 0;
 };
