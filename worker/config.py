@@ -10,7 +10,7 @@ from scheduler.config import PreemptionMode, QueuePolicy, SchedulerConfig, Sched
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
-ATTENTION_BACKENDS = ("auto", "torch_sdpa")
+ATTENTION_BACKENDS = ("auto", "torch_sdpa", "cpu_native")
 DEFAULT_BUDGET_TOKENS = {"cpu": 256, "cuda": 2048}
 DEFAULT_MAX_NUM_SEQS = 256
 #: the host pool is as large as the device's, up to this: pinned memory of any size is not to be taken unasked

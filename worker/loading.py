@@ -16,8 +16,9 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from kv_cache.tensor_pool import TensorPool
 from scheduler.outputs import ScheduledChunk, SchedulerOutputs
-from worker.attention import TorchSdpaBackend, choose_backend
+from worker.attention import BackendType
 from worker.attention.backend import AttentionFeatures
+from worker.choices import choose_backend, choose_model
 from worker.config import (
     ConfigError,
     EngineConfig,
@@ -26,8 +27,8 @@ from worker.config import (
     check_engine_config,
     resolve_engine_config,
 )
-from worker.model import CausalModel, load_causal_model, shape_from_config
-from worker.model_runner import ModelRunner
+from worker.model import shape_from_config
+from worker.model_runner import ModelRunner, RunnableModel
 from worker.model_support import check_model_supported, check_remote_code
 from worker.weights import resolve_model
 
@@ -64,17 +65,18 @@ class _Plan:
 
     folder: Path
     hf_config: PretrainedConfig
-    backend_type: type[TorchSdpaBackend]
+    backend_type: BackendType
     device: str
     dtype: torch.dtype
     resolve: Callable[[int], ResolvedConfig]
+    notes: tuple[str, ...]
 
 
 def check_loadable(config: EngineConfig) -> tuple[str, ...]:
     """Whether `load_runner` would take these options and this model: the same checks and errors, no weights read.
     Returns the notes for the operator, as far as they are known without the device."""
     plan = _plan(config)
-    return plan.resolve(_first_cache_bytes(plan.device)).notes
+    return plan.notes + plan.resolve(_first_cache_bytes(plan.device)).notes
 
 
 def _plan(config: EngineConfig) -> _Plan:
@@ -83,11 +85,11 @@ def _plan(config: EngineConfig) -> _Plan:
         raise ConfigError("record", f"there is no folder {folder_of_record}")
     device = _choose_device(config.device)
     folder = resolve_model(config.model, config.revision, trust_remote_code=config.trust_remote_code)
-    backend_type = choose_backend(config.attention_backend)
     hf_config = load_model_config(folder, trust_remote_code=config.trust_remote_code)
-    check_model_supported(hf_config, backend_type.features)
     shape = shape_from_config(hf_config)
     dtype = _choose_dtype(config.dtype, hf_config)
+    backend_type, notes = choose_backend(config.attention_backend, device, dtype, shape.head_size)
+    check_model_supported(hf_config, backend_type.features)
     _check_backend(config, backend_type.features, dtype, device)
     block_bytes = TensorPool.block_bytes(
         shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_size, dtype
@@ -103,7 +105,7 @@ def _plan(config: EngineConfig) -> _Plan:
         )
 
     resolve(_first_cache_bytes(device))
-    return _Plan(folder, hf_config, backend_type, device, dtype, resolve)
+    return _Plan(folder, hf_config, backend_type, device, dtype, resolve, notes)
 
 
 def _first_cache_bytes(device: str) -> int:
@@ -124,12 +126,10 @@ def load_runner(config: EngineConfig) -> LoadedModel:
         torch.set_num_threads(config.num_threads)
     resolved = resolve(_first_cache_bytes(device))
     print(f"loading {config.model} ({dtype}, {device})", file=sys.stderr, flush=True)
-    model = load_causal_model(
-        folder, hf_config, dtype, device, backend_type.features, trust_remote_code=config.trust_remote_code
-    )
+    model = choose_model(config, folder, hf_config, dtype, device, backend_type)
     if device == "cuda" and config.num_device_blocks is None and config.kv_cache_memory is None:
         resolved = resolve(_free_cuda_bytes(model, backend_type, resolved, config.gpu_memory_utilization))
-    for note in resolved.notes:
+    for note in plan.notes + resolved.notes:
         print(note, file=sys.stderr, flush=True)
     tensor_pool = _make_pool(model, resolved, resolved.num_device_blocks, resolved.num_host_blocks)
     runner = ModelRunner(
@@ -193,7 +193,7 @@ def _check_backend(config: EngineConfig, features: AttentionFeatures, dtype: tor
 
 
 def _make_pool(
-    model: CausalModel, resolved: ResolvedConfig, num_device_blocks: int, num_host_blocks: int
+    model: RunnableModel, resolved: ResolvedConfig, num_device_blocks: int, num_host_blocks: int
 ) -> TensorPool:
     shape = model.shape
     return TensorPool(
@@ -209,7 +209,7 @@ def _make_pool(
 
 
 def _free_cuda_bytes(
-    model: CausalModel, backend_type: type[TorchSdpaBackend], resolved: ResolvedConfig, utilization: float
+    model: RunnableModel, backend_type: BackendType, resolved: ResolvedConfig, utilization: float
 ) -> int:
     """Bytes that the cache may take: this share of the device, less what the weights, the largest step and other
     processes use. Runs a step of the full budget to find out."""

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> OneLineParser:
-    from deployments.cli import generate, replay, serve, simulate
+    from deployments.cli import bench, generate, replay, serve, simulate
 
     parser = OneLineParser(
         prog=PROGRAM,
@@ -50,17 +50,19 @@ def _parser() -> OneLineParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     serve.add_parser(subparsers)
     generate.add_parser(subparsers)
+    bench.add_parser(subparsers)
     simulate.add_parser(subparsers)
     replay.add_parser(subparsers)
     return parser
 
 
 def _run(args: argparse.Namespace) -> int:
-    from deployments.cli import generate, replay, serve, simulate
+    from deployments.cli import bench, generate, replay, serve, simulate
 
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "serve": serve.run,
         "generate": generate.run,
+        "bench": bench.run,
         "simulate": simulate.run,
         "replay": replay.run,
     }

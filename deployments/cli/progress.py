@@ -21,12 +21,19 @@ class ProgressLine:
         self._width = 0
 
     def update(self, num_finished: int, num_completions: int, num_tokens: int) -> None:
+        def line(elapsed_s: float) -> str:
+            rate = num_tokens / elapsed_s
+            return f"{num_finished}/{num_completions} completions, {num_tokens} tokens, {rate:.1f} tokens/s"
+
+        self.show(line)
+
+    def show(self, line_after: Callable[[float], str]) -> None:
+        """Show what `line_after` makes of the seconds since the start, if it is time to show something."""
         now = self._clock()
         if now - self._shown_s < self._period_s:
             return
         self._shown_s = now
-        rate = num_tokens / (now - self._started_s)
-        line = f"{num_finished}/{num_completions} completions, {num_tokens} tokens, {rate:.1f} tokens/s"
+        line = line_after(now - self._started_s)
         if self._is_terminal:
             self._stream.write("\r" + line.ljust(self._width))
             self._width = len(line)

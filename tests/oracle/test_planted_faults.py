@@ -1,6 +1,7 @@
 """The oracle sees what it is there to see: each fault planted below the engine changes tokens by more than rounding."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ CHUNKED = Configuration("chunked", 24)
 def _compare(model: OracleModel, configuration: Configuration) -> Comparison:
     params = greedy(WORKLOAD.max_tokens)
     prompts = tiny_prompts(LENGTHS)
-    config = configuration.engine_config(str(model.folder), WORKLOAD)
+    # The plain path, since faults are planted in it.
+    config = replace(configuration.engine_config(str(model.folder), WORKLOAD), attention_backend="torch_sdpa")
     run = run_engine(config, prompts, [params] * len(prompts))
     configuration.check_it_did_its_work(WORKLOAD, run.totals, run.records)
     return compare_answers([model.answer(prompt, params) for prompt in prompts], run.answers)

@@ -1,15 +1,12 @@
 """Attention over the paged cache: one protocol, one file a backend, chosen by name."""
 
 from worker.attention.backend import AttentionBackend, AttentionBatch, AttentionFeatures, AttentionNotSupported
+from worker.attention.cpu_native import CpuNativeBackend
 from worker.attention.torch_sdpa import TorchSdpaBackend
 
-BACKENDS = {"torch_sdpa": TorchSdpaBackend}
+BackendType = type[TorchSdpaBackend] | type[CpuNativeBackend]
 
-
-def choose_backend(name: str) -> type[TorchSdpaBackend]:
-    """The backend class for an option value; `auto` is `torch_sdpa`, which runs everywhere. KeyError if unknown."""
-    return BACKENDS["torch_sdpa" if name == "auto" else name]
-
+BACKENDS: dict[str, BackendType] = {"torch_sdpa": TorchSdpaBackend, "cpu_native": CpuNativeBackend}
 
 __all__ = [
     "BACKENDS",
@@ -17,6 +14,7 @@ __all__ = [
     "AttentionBatch",
     "AttentionFeatures",
     "AttentionNotSupported",
+    "BackendType",
+    "CpuNativeBackend",
     "TorchSdpaBackend",
-    "choose_backend",
 ]

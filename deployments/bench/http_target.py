@@ -1,0 +1,169 @@
+"""An OpenAI-compatible server as a target: streamed completions over HTTP.
+
+Owns the dialect: what this server takes (token ids or text, `ignore_eos`, usage) is found out before the run.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+
+from deployments.bench.prompts import PromptMaker
+from deployments.bench.requests import Answer, PlannedRequest
+from deployments.bench.target import TargetError
+
+_PROBE_TOKENS = 8
+_CONNECT_TIMEOUT_S = 10.0
+_PROBE_TIMEOUT_S = 120.0
+_SHOWN_ERROR_CHARS = 160
+#: statuses by which servers refuse a field or the form of a prompt
+_REFUSALS = (400, 404, 422)
+_MAX_LINE_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What the server takes. Without `ignore_eos` answers may end early; without usage deliveries are counted."""
+
+    token_ids: bool = True
+    ignore_eos: bool = True
+    usage: bool = True
+
+
+class _RefusedError(TargetError):
+    """The server answered with a status that refuses the request."""
+
+
+class HttpTarget:
+    """Opens as many connections as there are requests open: waiting for one would hide the server's queue."""
+
+    def __init__(self, url: str, prompts: PromptMaker, *, model: str | None, text: bool, api_key: str | None) -> None:
+        base = url.rstrip("/")
+        self.name = base
+        self.url = base if base.endswith("/v1") else f"{base}/v1"
+        self._prompts = prompts
+        self._model = model
+        self.dialect = Dialect(token_ids=not text)
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
+            headers=self._headers,
+            read_bufsize=_MAX_LINE_BYTES,
+        )
+        if self._model is None:
+            self._model = await self._first_model()
+        await self._find_dialect()
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def ask(self, answer: Answer, run: int) -> None:
+        request = answer.request
+        loop = asyncio.get_running_loop()
+        usage: dict[str, Any] | None = None
+        async for chunk in self._chunks(self._body(request, run, self.dialect)):
+            now = loop.time()
+            if any(_has_token(choice) for choice in chunk.get("choices") or ()):
+                answer.delivery_times_s.append(now)
+            usage = chunk.get("usage") or usage
+        if usage is None:
+            answer.num_input_tokens = request.num_input_tokens
+            answer.num_output_tokens = len(answer.delivery_times_s)
+        else:
+            answer.num_input_tokens = int(usage["prompt_tokens"])
+            answer.num_output_tokens = int(usage["completion_tokens"])
+
+    def _body(self, request: PlannedRequest, run: int, dialect: Dialect) -> dict[str, Any]:
+        prompt = self._prompts.token_ids(request, run) if dialect.token_ids else self._prompts.text(request, run)
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": request.num_output_tokens,
+            "temperature": 0.0,
+            "stream": True,
+        }
+        if dialect.ignore_eos:
+            body["ignore_eos"] = True
+        if dialect.usage:
+            body["stream_options"] = {"include_usage": True}
+        return body
+
+    async def _find_dialect(self) -> None:
+        """Leaves out, one more with each refusal, what a strict server may not know. Raises the last refusal."""
+        full = self.dialect
+        without_usage = replace(full, usage=False)
+        plain = Dialect(token_ids=full.token_ids, ignore_eos=False, usage=False)
+        candidates = [full, replace(full, ignore_eos=False), without_usage, plain]
+        candidates += [replace(dialect, token_ids=False) for dialect in candidates if full.token_ids]
+        probe = PlannedRequest(0, 0.0, _PROBE_TOKENS, 2)
+        for place, dialect in enumerate(candidates):
+            try:
+                async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                    async for _ in self._chunks(self._body(probe, -1, dialect)):
+                        pass
+            except TimeoutError as error:
+                raise TargetError(f"no answer within {_PROBE_TIMEOUT_S:g} s") from error
+            except _RefusedError:
+                if place == len(candidates) - 1:
+                    raise
+                continue
+            self.dialect = dialect
+            return
+
+    async def _first_model(self) -> str:
+        assert self._session is not None
+        try:
+            async with self._session.get(f"{self.url}/models") as response:
+                if response.status != 200:
+                    raise TargetError(f"{response.url} answers with {response.status}; name the model")
+                listed = await response.json(content_type=None)
+            return str(listed["data"][0]["id"])
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise TargetError(_described(error)) from error
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise TargetError(f"{self.url}/models lists no model; name it") from error
+
+    async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The stream's JSON objects, as they come. Raises TargetError unless it ends as a stream should."""
+        assert self._session is not None
+        try:
+            async with self._session.post(f"{self.url}/completions", json=body) as response:
+                if response.status != 200:
+                    text = " ".join((await response.text()).split())[:_SHOWN_ERROR_CHARS]
+                    kind = _RefusedError if response.status in _REFUSALS else TargetError
+                    raise kind(f"HTTP {response.status}: {text}")
+                async for line in response.content:
+                    if not line.startswith(b"data:"):
+                        continue
+                    data = line[5:].strip()
+                    if data == b"[DONE]":
+                        return
+                    chunk = json.loads(data)
+                    if not isinstance(chunk, dict):
+                        raise TargetError("an event is no JSON object")
+                    if chunk.get("error"):
+                        raise TargetError(f"error event: {json.dumps(chunk['error'])[:_SHOWN_ERROR_CHARS]}")
+                    yield chunk
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise TargetError(_described(error)) from error
+        except ValueError as error:
+            raise TargetError(f"an event cannot be read: {error}") from error
+        raise TargetError("the stream ended without [DONE]")
+
+
+def _has_token(choice: dict[str, Any]) -> bool:
+    """Chunks that only end an answer or state a role carry no token."""
+    return bool(choice.get("text")) or bool(choice.get("token_ids"))
+
+
+def _described(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,221 @@
+"""The options of `stallfree bench`: what they are called, and what they come to. Loads no engine and no HTTP client."""
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.bench.mixes import LengthRange, MixPart, parse_lengths, parse_mix
+from deployments.bench.slo import Slo
+from deployments.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceError, read_trace
+from deployments.bench.workloads import SyntheticWorkload, TraceWorkload, Workload
+from deployments.cli.options import (
+    OneLineParser,
+    UsageError,
+    add_engine_options,
+    given_engine_options,
+    option_of,
+    whole_number,
+)
+
+DEFAULT_NUM_REQUESTS = 100
+DEFAULT_INPUT_LEN = LengthRange(128, 128)
+DEFAULT_OUTPUT_LEN = LengthRange(64, 64)
+
+_DESCRIPTION = """\
+Sends requests at moments that are fixed before the run (open loop) and measures every latency from the moment a
+request should have left, so that neither a slow server nor a slow client can hide a delay. Drives a server with an
+OpenAI-compatible API, several of them in turn, or an engine in this process. A table goes to standard output,
+progress to standard error."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItlLimit:
+    """A limit on inter-token times: `value_ms`, or so many times (`factor`) what a lone request sees."""
+
+    value_ms: float | None = None
+    factor: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What to send, and at which rates (None: the trace's own)."""
+
+    workload: Workload
+    rates: list[float | None]
+    num_requests: int | None
+    prefix_block_tokens: int
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[OneLineParser]") -> OneLineParser:
+    parser = subparsers.add_parser(
+        "bench", help="measure a server or an engine under load", description=_DESCRIPTION, allow_abbrev=False
+    )
+    _add_target_options(parser)
+    _add_load_options(parser)
+    _add_measuring_options(parser)
+    add_engine_options(parser)
+    return parser
+
+
+def _add_target_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to drive")
+    one = group.add_mutually_exclusive_group(required=True)
+    one.add_argument("--url", metavar="URL", help="base URL of a server, such as http://127.0.0.1:8000/v1")
+    one.add_argument("--compare", nargs="+", metavar="URL", help="several servers in turn, with the same requests")
+    one.add_argument("--in-process", action="store_true", help="an engine in this process, with the engine options")
+    add = group.add_argument
+    add("--served-model-name", metavar="NAME", help="what the server calls the model (default: its first)")
+    add("--api-key", metavar="KEY", help="sent as a bearer token")
+    add("--text-prompts", action="store_true", help="send words, not token ids (default: if the server refuses ids)")
+    add("--vocab-size", type=_count, metavar="N", help="token ids of prompts are below it (default: the engine's, or "
+        "5000 for a server)")  # fmt: skip
+
+
+def _add_load_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("load")
+    what = group.add_mutually_exclusive_group()
+    what.add_argument("--mix", type=_mix, metavar="MIX", help="name:share@input/output,... with lengths in tokens or "
+                      "ranges of them: chat:0.9@64-256/64,long:0.1@4096/32")  # fmt: skip
+    what.add_argument("--trace", type=Path, metavar="FILE", help="CSV (arrival_s,input_tokens,output_tokens, "
+                      "or an Azure trace) or Mooncake's JSON lines")  # fmt: skip
+    add = group.add_argument
+    add("--input-len", type=_lengths, metavar="N", help="tokens of a prompt: a number or a range (default: 128)")
+    add("--output-len", type=_lengths, metavar="N", help="tokens of an answer (default: 64)")
+    add("--rate", type=_rates, metavar="R[,R...]", help="requests a second, one run for each; inf: all at once. "
+        "A trace is stretched to it (default: the trace's own; else 1)")  # fmt: skip
+    add("--num-requests", type=_count, metavar="N", help=f"in each run (default: {DEFAULT_NUM_REQUESTS}, or all of "
+        "the trace)")  # fmt: skip
+    add("--burstiness", type=_positive, default=1.0, metavar="K", help="shape of the gamma distribution of arrivals: "
+        "1 is Poisson, less is burstier, inf is even (default: 1)")  # fmt: skip
+    add("--scale-input", type=_positive, default=1.0, metavar="F", help="multiply the trace's prompt lengths")
+    add("--fix-output", type=_count, metavar="N", help="every answer of the trace has N tokens")
+    add("--stretch", type=_positive, default=1.0, metavar="F", help="multiply the times of the trace")
+    add("--seed", type=whole_number, default=0, metavar="N", help="of arrivals, lengths and prompts (default: 0)")
+
+
+def _add_measuring_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("measuring")
+    add = group.add_argument
+    add("--slo-ttft-ms", type=_positive, metavar="MS", help="limit on the time to the first token")
+    add("--slo-itl-ms", type=_itl_limit, metavar="MS", help="limit on the 99th percentile of inter-token times; 5x: "
+        "five times what a lone request sees")  # fmt: skip
+    add("--capacity", action="store_true", help="find the highest rate that keeps the limits (median first token)")
+    add("--max-search-s", type=_positive, default=600.0, metavar="S", help="no trial begins later (default: 600)")
+    add("--trial-s", type=_positive, default=20.0, metavar="S", help="a trial has at least the requests of so many "
+        "seconds, if there are any more (default: 20)")  # fmt: skip
+    add("--precision", type=_positive, default=0.05, metavar="P", help="of the capacity (default: 0.05, 5 percent)")
+    add("--rounds", type=_count, default=3, metavar="N", help="with --compare: runs of each server (default: 3)")
+    add("--warm-up", type=whole_number, default=2, metavar="N", help="requests before, not counted (default: 2)")
+    add("--timeout-s", type=_positive, default=600.0, metavar="S", help="a request without end failed (default: 600)")
+    add("--json", metavar="FILE", help="write the results as one JSON object; -: to standard output, without tables")
+    add("--plot", metavar="PREFIX", help="write PREFIX-*.png; needs matplotlib (pip install 'stallfree[plot]')")
+
+
+def load_from(args: argparse.Namespace) -> Load:
+    """Raises UsageError for options that contradict each other and for a trace that cannot be read."""
+    rates: list[float | None]
+    if args.trace is not None:
+        _refuse(args, "--trace", "input_len", "output_len")
+        try:
+            records = read_trace(args.trace)
+        except (OSError, TraceError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError("--trace", f"cannot read {args.trace}: {reason}") from error
+        trace = TraceWorkload(args.trace.name, records, args.scale_input, args.fix_output, args.stretch)
+        rates = [None] if args.rate is None else list(args.rate)
+        return Load(trace, rates, args.num_requests, trace.prefix_block_tokens)
+    _refuse_without_trace(args)
+    if args.mix is not None:
+        _refuse(args, "--mix", "input_len", "output_len")
+        parts: list[MixPart] = args.mix
+    else:
+        parts = [MixPart("", 1.0, args.input_len or DEFAULT_INPUT_LEN, args.output_len or DEFAULT_OUTPUT_LEN)]
+    synthetic = SyntheticWorkload(parts, args.seed, DEFAULT_NUM_REQUESTS, args.burstiness)
+    rates = [1.0] if args.rate is None else list(args.rate)
+    return Load(synthetic, rates, args.num_requests, MOONCAKE_BLOCK_TOKENS)
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """What can be refused before anything is loaded. Raises UsageError."""
+    if not args.in_process:
+        for name in given_engine_options(args):
+            raise UsageError(option_of(name), "is an engine option: only with --in-process")
+    if args.capacity and args.slo_ttft_ms is None and args.slo_itl_ms is None:
+        raise UsageError("--capacity", "needs --slo-ttft-ms, --slo-itl-ms or both")
+    if args.capacity and args.rate is not None and (len(args.rate) > 1 or math.isinf(args.rate[0])):
+        raise UsageError("--rate", "with --capacity it is the one finite rate at which the search begins")
+    if args.compare and not args.capacity and args.rate is not None and len(args.rate) > 1:
+        raise UsageError("--rate", "--compare takes one rate")
+    if args.warm_up < 0:
+        raise UsageError("--warm-up", f"must not be negative, got {args.warm_up}")
+
+
+def slo_from(args: argparse.Namespace, solo_gap_s: float | None) -> Slo:
+    """`solo_gap_s` is needed where the limit is a multiple of it."""
+    ttft_s = None if args.slo_ttft_ms is None else args.slo_ttft_ms / 1e3
+    limit: ItlLimit | None = args.slo_itl_ms
+    if limit is None:
+        return Slo(ttft_s, None)
+    if limit.factor is not None:
+        assert solo_gap_s is not None
+        return Slo(ttft_s, limit.factor * solo_gap_s)
+    assert limit.value_ms is not None
+    return Slo(ttft_s, limit.value_ms / 1e3)
+
+
+def needs_solo_gap(args: argparse.Namespace) -> bool:
+    return args.slo_itl_ms is not None and args.slo_itl_ms.factor is not None
+
+
+def _refuse(args: argparse.Namespace, source: str, *names: str) -> None:
+    for name in names:
+        if getattr(args, name) is not None:
+            raise UsageError(option_of(name), f"{source} says what the lengths are")
+
+
+def _refuse_without_trace(args: argparse.Namespace) -> None:
+    for name, neutral in (("scale_input", 1.0), ("fix_output", None), ("stretch", 1.0)):
+        if getattr(args, name) != neutral:
+            raise UsageError(option_of(name), "only with --trace")
+
+
+def _mix(text: str) -> list[MixPart]:
+    try:
+        return parse_mix(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _lengths(text: str) -> LengthRange:
+    try:
+        return parse_lengths(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _rates(text: str) -> list[float]:
+    return [_positive(item) for item in text.split(",")]
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = whole_number(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text!r}")
+    return value
+
+
+def _itl_limit(text: str) -> ItlLimit:
+    if text.endswith("x"):
+        return ItlLimit(factor=_positive(text[:-1]))
+    return ItlLimit(value_ms=_positive(text))

@@ -1,0 +1,182 @@
+"""`stallfree bench` whole: a tiny model in process, servers on loopback, and command lines that are refused."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from deployments.cli.main import main
+from tests.fake_completions_server import FakeServer, serving
+from tests.tiny_models import save_tiny_model
+
+SMALL = ("--max-model-len", "256", "--num-device-blocks", "200", "--num-threads", "1", "--device", "cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_settings() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-llama"), "llama")
+
+
+@contextmanager
+def served(server: FakeServer) -> Iterator[str]:
+    """The server in a thread of its own: the command has an event loop itself."""
+    ready, is_over = threading.Event(), asyncio.Event()
+    found: dict[str, object] = {}
+
+    async def body() -> None:
+        async with serving(server) as url:
+            found.update(url=url, loop=asyncio.get_running_loop())
+            ready.set()
+            await is_over.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(body()))
+    thread.start()
+    try:
+        assert ready.wait(30.0)
+        yield str(found["url"])
+    finally:
+        loop = found["loop"]
+        assert isinstance(loop, asyncio.AbstractEventLoop)
+        loop.call_soon_threadsafe(is_over.set)
+        thread.join(30.0)
+
+
+def bench(*arguments: str) -> int:
+    return main(["bench", *arguments])
+
+
+def test_a_real_engine_in_process_is_measured_with_json_and_plots(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefix, report = tmp_path / "plot", tmp_path / "report.json"
+    arguments = ("--mix", "chat:3@8-16/6,long:1@100/4", "--rate", "20,40", "--num-requests", "12")
+    outputs = ("--json", str(report), "--plot", str(prefix))
+    engine = ("--in-process", "--model", str(model_folder), *SMALL)
+    assert bench(*engine, *arguments, "--slo-itl-ms", "1000x", "--slo-ttft-ms", "60000", *outputs) == 0
+    shown = capsys.readouterr().out
+    assert "goodput" in shown
+    assert "a lone request" in shown
+    found = json.loads(report.read_text())
+    assert [run["offered_rate"] for run in found["runs"]] == pytest.approx([20.0, 40.0])
+    for run in found["runs"]:
+        assert (run["num_complete"], run["num_failed"], run["num_good"]) == (12, 0, 12)
+        assert run["ttft_ms"]["count"] == 12
+        assert run["itl_ms"]["count"] == 9 * 5 + 3 * 3
+        assert set(run["by_kind"]) == {"chat", "long"}
+        assert run["output_tokens_per_s"] * run["duration_s"] == pytest.approx(9 * 6 + 3 * 4)
+    assert found["slo"]["itl_ms"] == pytest.approx(1000 * found["slo"]["solo_itl_ms"])
+    assert (tmp_path / "plot-itl.png").exists()
+    assert (tmp_path / "plot-rate.png").exists()
+
+
+def test_the_capacity_of_a_real_engine_is_found_from_a_trace(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = [f"{0.1 * number},{40 + number},9" for number in range(8)]
+    trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]))
+    load = ("--trace", str(trace), "--scale-input", "0.25", "--fix-output", "4")
+    search = ("--capacity", "--slo-ttft-ms", "60000", "--max-search-s", "2", "--json", "-")
+    assert bench("--in-process", "--model", str(model_folder), *SMALL, *load, *search) == 0
+    found = json.loads(capsys.readouterr().out)
+    (capacity,) = found["capacity"].values()
+    assert capacity["trials"][0] == {"rate": pytest.approx(10.0), "miss": None}
+    assert capacity["rate"] >= 10.0
+    assert found["runs"][0]["input_tokens_per_s"] * found["runs"][0]["duration_s"] == pytest.approx(
+        sum(max(1, round((40 + number) * 0.25)) for number in range(8))
+    )
+
+
+def test_a_request_that_the_engine_refuses_is_counted(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("--mix", "fits:1@8/4,never:1@300/4", "--rate", "inf", "--num-requests", "4", "--warm-up", "0")
+    assert bench("--in-process", "--model", str(model_folder), *SMALL, *load, "--json", "-") == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (run["num_complete"], run["num_failed"]) == (2, 2)
+    assert "256" in next(iter(run["errors"]))
+
+
+def test_a_server_is_measured_over_http(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(FakeServer()) as url:
+        assert bench("--url", f"{url}/v1/", "--rate", "50", "--num-requests", "10", "--output-len", "5") == 0
+    shown = capsys.readouterr()
+    assert "complete 10, failed 0" in shown.out
+    assert "send lateness" in shown.out
+
+
+def test_servers_are_compared_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(FakeServer(gap_s=0.002)) as fast, served(FakeServer(gap_s=0.1)) as slow:
+        load = ("--rate", "50", "--num-requests", "6", "--output-len", "4", "--rounds", "2", "--json", "-")
+        assert bench("--compare", fast, slow, *load) == 0
+    first, second = json.loads(capsys.readouterr().out)["comparison"]
+    assert first["ratios_to_first"]["itl_p50_s"] == pytest.approx(1.0)
+    assert second["ratios_to_first"]["itl_p50_s"] > 2.0
+    assert second["rounds"] == 2
+
+
+def test_a_server_may_be_compared_with_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(FakeServer()) as url:
+        load = ("--rate", "50", "--num-requests", "3", "--output-len", "4", "--rounds", "1", "--json", "-")
+        assert bench("--compare", url, f"{url}/v1", *load) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [column["target"] for column in found["comparison"]] == [f"{url} #1", f"{url}/v1 #2"]
+
+
+def test_a_server_that_is_not_there_ends_the_command_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("--url", "http://127.0.0.1:9") == 1
+    assert "stallfree: error: http://127.0.0.1:9: Client" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "one of the arguments"),
+        (("--url", "http://x", "--in-process"), "not allowed with"),
+        (("--url", "http://x", "--max-num-seqs", "3"), "--max-num-seqs: is an engine option"),
+        (("--url", "http://x", "--capacity"), "--capacity: needs --slo"),
+        (("--url", "http://x", "--capacity", "--slo-itl-ms", "5", "--rate", "1,2"), "--rate: with --capacity"),
+        (("--url", "http://x", "--capacity", "--slo-itl-ms", "5", "--rate", "inf"), "--rate: with --capacity"),
+        (("--compare", "http://x", "--rate", "1,2"), "--rate: --compare takes one"),
+        (("--url", "http://x", "--mix", "a:1@1/1", "--input-len", "3"), "--input-len: --mix says"),
+        (("--url", "http://x", "--fix-output", "3"), "--fix-output: only with --trace"),
+        (("--url", "http://x", "--trace", "/nowhere/trace"), "--trace: cannot read"),
+        (("--url", "http://x", "--mix", "a:0@1/1"), "--mix: the share must be above 0"),
+        (("--url", "http://x", "--rate", "0"), "--rate: must be a number above 0"),
+        (("--url", "http://x", "--rate", "nan"), "--rate: must be a number above 0"),
+        (("--url", "http://x", "--num-requests", "0"), "--num-requests: must be at least 1"),
+        (("--url", "http://x", "--slo-itl-ms", "x"), "--slo-itl-ms: must be a number above 0"),
+        (("--url", "http://x", "--warm-up", "-1"), "--warm-up: must not be negative"),
+        (("--in-process", "--block-size", "0"), "--block-size: must be"),
+    ],
+)
+def test_what_cannot_be_done_as_asked_ends_with_2_and_names_the_option(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("stallfree: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_help_and_parsing_load_neither_torch_nor_matplotlib_nor_an_http_client() -> None:
+    program = (
+        "import sys\nfrom deployments.cli.main import main\ncode = main(['bench', '--help'])\n"
+        "print(sorted({'torch', 'ray', 'matplotlib', 'aiohttp', 'numpy'} & set(sys.modules)), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert result.stderr.strip() == "[]"
+    assert "--slo-itl-ms" in result.stdout

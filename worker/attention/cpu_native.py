@@ -1,0 +1,86 @@
+"""Paged attention by our own AVX-512 kernels: any block size, float32 and bfloat16, head sizes up to 256.
+
+Knows blocks and rows, not requests. The fused decoder runs the same kernel inside its own step and takes from here only
+the batch and the pool.
+"""
+
+import torch
+
+from kv_cache.tensor_pool import TensorPool
+from worker.attention.backend import AttentionBatch, AttentionFeatures, AttentionNotSupported
+from worker.native.build import ensure_kernels
+from worker.native.kernels import Kernels
+from worker.native.structures import Attention
+
+
+class CpuNativeBackend:
+    """Never reads past a row's own tokens, so that what another request left in a block cannot show."""
+
+    name = "cpu_native"
+    features = AttentionFeatures(
+        sliding_window=True,
+        softcap=False,
+        sinks=False,
+        dtypes=(torch.float32, torch.bfloat16),
+        device_types=("cpu",),
+    )
+
+    def __init__(self, tensor_pool: TensorPool) -> None:
+        self.pool = tensor_pool
+        self.batch: AttentionBatch | None = None
+        self.kernels = Kernels(ensure_kernels())
+        self._scratch = torch.empty(0)
+
+    def begin(self, batch: AttentionBatch) -> None:
+        self.batch = batch
+
+    def forward(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if softcap is not None:
+            raise AttentionNotSupported(f"attention backend {self.name} does not implement logit softcapping")
+        if sinks is not None:
+            raise AttentionNotSupported(f"attention backend {self.name} does not implement attention sinks")
+        batch, pool = self.batch, self.pool
+        assert batch is not None, "begin() comes before forward()"
+        keys, values = pool.key_value(layer)
+        keys.flatten(0, 1).index_copy_(0, batch.slot_mapping, key.to(pool.dtype))
+        values.flatten(0, 1).index_copy_(0, batch.slot_mapping, value.to(pool.dtype))
+        _, heads, head_size = query.shape
+        rows = query.to(pool.dtype).contiguous()
+        output = torch.empty_like(rows)
+        arguments = Attention(
+            rows.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            output.data_ptr(),
+            batch.block_tables.data_ptr(),
+            batch.query_start_locs.data_ptr(),
+            batch.context_lens.data_ptr(),
+            len(batch.query_lens),
+            batch.block_tables.shape[1],
+            pool.block_size,
+            heads,
+            pool.num_kv_heads,
+            head_size,
+            sliding_window or 0,
+            scale,
+        )
+        num_threads = torch.get_num_threads()
+        self.kernels.attention(pool.dtype, arguments, self._scratch_for(heads, head_size, num_threads), num_threads)
+        return output.to(query.dtype)
+
+    def _scratch_for(self, heads: int, head_size: int, num_threads: int) -> torch.Tensor:
+        size = self.kernels.scratch_floats(heads, self.pool.num_kv_heads, head_size) * num_threads
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(size)
+        return self._scratch

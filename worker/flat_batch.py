@@ -1,0 +1,88 @@
+"""Scheduled chunks as the flat tensors of one forward pass.
+
+Owns the buffers, which hold the largest step and are reused. What grows with tokens or blocks is done by numpy; plain
+Python touches each row a few times.
+"""
+
+from itertools import chain
+
+import numpy as np
+import torch
+
+from scheduler.outputs import ScheduledChunk
+from worker.attention.backend import AttentionBatch
+
+
+class FlatBatch:
+    """The tensors that `fill` returns are views of the buffers: the next call overwrites them."""
+
+    def __init__(
+        self, max_tokens: int, max_rows: int, max_blocks_per_row: int, block_size: int, device: torch.device
+    ) -> None:
+        self._block_size = block_size
+        self._input_ids = _Buffer(max_tokens, device)
+        self._positions = _Buffer(max_tokens, device)
+        self._slot_mapping = _Buffer(max_tokens, device)
+        self._started_blocks = _Buffer(max_tokens, device)
+        self._query_start_locs = _Buffer(max_rows + 1, device)
+        self._context_lens = _Buffer(max_rows, device)
+        self._logit_rows = _Buffer(max_rows, device)
+        self._block_tables = _Buffer(max_rows * max_blocks_per_row, device)
+        self.lowest_token_id = 0
+
+    def fill(self, chunks: list[ScheduledChunk]) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
+        """(token ids [T], places in T whose logits are wanted, the batch) of at least one chunk."""
+        block_size = self._block_size
+        query_lens = [len(chunk.token_ids) for chunk in chunks]
+        context_lens = [chunk.start + query_len for chunk, query_len in zip(chunks, query_lens, strict=True)]
+        lengths, contexts = np.array(query_lens), np.array(context_lens)
+        num_tokens = int(lengths.sum())
+        starts = np.zeros(len(chunks) + 1, np.int64)
+        np.cumsum(lengths, out=starts[1:])
+        token_ids = np.fromiter(chain.from_iterable(chunk.token_ids for chunk in chunks), np.int64, num_tokens)
+        self.lowest_token_id = int(token_ids.min())
+        # Position of a token: its place in its row, counted from the row's first scheduled token.
+        positions = np.arange(num_tokens) + np.repeat(contexts - starts[1:], lengths)
+        columns, offsets = np.divmod(positions, block_size)
+        widths = (contexts - 1) // block_size + 1
+        # Rows of different length fill one rectangle; what is left over names the null block.
+        widest = int(widths.max())
+        tables = np.zeros((len(chunks), widest), np.int64)
+        tables[np.arange(widest) < widths[:, None]] = np.fromiter(
+            chain.from_iterable(
+                chunk.block_table[:width] for chunk, width in zip(chunks, widths.tolist(), strict=True)
+            ),
+            np.int64,
+            int(widths.sum()),
+        )
+        blocks = tables[np.repeat(np.arange(len(chunks)), lengths), columns]
+        wanted = np.fromiter((chunk.do_sample for chunk in chunks), bool, len(chunks))
+        batch = AttentionBatch(
+            slot_mapping=self._slot_mapping.fill(blocks * block_size + offsets),
+            block_tables=self._block_tables.fill(tables.ravel()).view(len(chunks), widest),
+            query_start_locs=self._query_start_locs.fill(starts),
+            context_lens=self._context_lens.fill(contexts),
+            positions=self._positions.fill(positions),
+            query_lens=query_lens,
+            row_context_lens=context_lens,
+            started_blocks=self._started_blocks.fill(blocks[offsets == 0]),
+        )
+        return self._input_ids.fill(token_ids), self._logit_rows.fill(starts[1:][wanted] - 1), batch
+
+
+class _Buffer:
+    """Whole numbers on the host and their copy on the device; on the CPU both are one."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        self._host = torch.zeros(size, dtype=torch.long, pin_memory=is_cuda)
+        self._array = self._host.numpy()
+        self._device = torch.zeros(size, dtype=torch.long, device=device) if is_cuda else self._host
+
+    def fill(self, numbers: np.ndarray) -> torch.Tensor:
+        """The first `len(numbers)` places, set to them, on the device."""
+        size = len(numbers)
+        self._array[:size] = numbers
+        if self._device is not self._host:
+            self._device[:size].copy_(self._host[:size], non_blocking=True)
+        return self._device[:size]

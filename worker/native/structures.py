@@ -1,0 +1,52 @@
+"""The C structures of `kernels.cpp` and `attention.h`, field by field. Sizes are int64, pointers are addresses."""
+
+import ctypes
+from collections.abc import Sequence
+
+
+def _fields(pointers: str, sizes: str = "", floats: str = "") -> Sequence[tuple[str, type]]:
+    return [
+        *((name, ctypes.c_void_p) for name in pointers.split()),
+        *((name, ctypes.c_int64) for name in sizes.split()),
+        *((name, ctypes.c_float) for name in floats.split()),
+    ]
+
+
+class Linear(ctypes.Structure):
+    _fields_ = _fields("weights bias", "n k")
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        *_fields("input_norm post_attention_norm query_norm key_norm"),
+        *((name, Linear) for name in ("qkv", "output", "gate_up", "down")),
+        *_fields("keys values", "window"),
+    )
+
+
+class Decoder(ctypes.Structure):
+    _fields_ = (
+        ("layers", ctypes.POINTER(Layer)),
+        *_fields("embedding final_norm"),
+        ("head", Linear),
+        *_fields("", "num_layers hidden intermediate heads kv_heads head_size block_size", "epsilon scale"),
+    )
+
+
+class Step(ctypes.Structure):
+    _fields_ = _fields(
+        "token_ids slots cosine sine tables query_starts context_lens logit_rows",
+        "num_tokens num_rows table_width num_logit_rows",
+    )
+
+
+class Buffers(ctypes.Structure):
+    _fields_ = _fields("residual qkv normed query attended activated scratch logits")
+
+
+class Attention(ctypes.Structure):
+    _fields_ = _fields(
+        "query keys values output tables query_starts context_lens",
+        "num_rows table_width block_size heads kv_heads head_size window",
+        "scale",
+    )
