@@ -123,7 +123,7 @@ void run_step(const Decoder& d, const Step& step, const Buffers& buffers, int nu
         {nullptr, nullptr, nullptr, nullptr, step.tables, step.query_starts, step.context_lens, step.num_rows,
          step.table_width, d.block_size, d.heads, d.kv_heads, d.head_size, 0, d.scale});
     const size_t scratch_size = attention_scratch(d.heads, d.kv_heads, d.head_size);
-    Team team;
+    Team team{num_threads};
 #pragma omp parallel num_threads(num_threads)
     {
         Member member(team);
@@ -152,7 +152,7 @@ template <class T>
 void run_attention(const Attention& a, float* scratch, int num_threads) {
     const std::vector<AttentionItem> items = attention_items(a);
     const size_t scratch_size = attention_scratch(a.heads, a.kv_heads, a.head_size);
-    Team team;
+    Team team{num_threads};
 #pragma omp parallel num_threads(num_threads)
     Member(team).each(static_cast<int>(items.size() * a.kv_heads), [&](int item) {
         attend<T>(a, items[item / a.kv_heads], static_cast<int>(item % a.kv_heads),
