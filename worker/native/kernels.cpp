@@ -1,4 +1,5 @@
-// What Python calls: a whole step of a Llama-like decoder, attention alone, and a read of memory for measuring it.
+// What Python calls: a whole step of a Llama-like decoder, attention alone, the tokens that may be chosen, and a read of
+// memory for measuring it.
 //
 // All pointers belong to the caller. Nothing is allocated for longer than a call, nothing is remembered between calls.
 #include <omp.h>
@@ -6,6 +7,7 @@
 #include "attention.h"
 #include "matrix.h"
 #include "rows.h"
+#include "selection.h"
 
 struct Layer {
     const float* input_norm;
@@ -182,6 +184,12 @@ void attention_float32(const Attention* attention, float* scratch, int num_threa
 
 void attention_bfloat16(const Attention* attention, float* scratch, int num_threads) {
     run_attention<Bf16>(*attention, scratch, num_threads);
+}
+
+void select_tokens_of_rows(const Selection* selection, int num_threads) {
+    Team team{num_threads};
+#pragma omp parallel num_threads(num_threads)
+    Member(team).each(static_cast<int>(selection->num_rows), [&](int row) { select_tokens(*selection, row); });
 }
 
 // Reads `size` words once, each thread its own part, and returns what keeps the compiler from leaving it out.
