@@ -27,7 +27,7 @@ _UNIFORM_BITS = 52
 #: bits by which contenders are told from the rest: as many as float32 holds exactly
 _CONTENDER_BITS = 24
 #: far more than the float32 rounding of the test that they take
-_CONTENDER_MARGIN = 1.001
+CONTENDER_MARGIN = 1.001
 #: tokens within this of the best token's score are contenders too, so that a decision's margin can be read
 CONTENDER_SLACK = 1.0
 
@@ -35,6 +35,16 @@ CONTENDER_SLACK = 1.0
 def _signed(word: int) -> int:
     """The int64 with the same 64 bits."""
     return word - (1 << 64) if word >> 63 else word
+
+
+#: what a kernel needs to find contenders by itself: token step, multipliers, shifts, and the two numbers of bits
+HASH_CONSTANTS = (
+    _signed(_TOKEN_STEP),
+    _signed(_FIRST_MULTIPLIER),
+    _signed(_SECOND_MULTIPLIER),
+    *(_FIRST_SHIFT, _SECOND_SHIFT, _LAST_SHIFT),
+    *(_UNIFORM_BITS, _CONTENDER_BITS),
+)
 
 
 def _mix(word: int) -> int:
@@ -89,7 +99,7 @@ def contender_mask(scores: torch.Tensor, row_keys: torch.Tensor) -> torch.Tensor
     token_ids = torch.arange(scores.shape[1], device=scores.device)
     leading = _shift_right(_unfinished_hash(keys, token_ids), 64 - _CONTENDER_BITS).to(torch.float32)
     largest = (1 << _CONTENDER_BITS) - 1
-    reach = (scores - (bar - math.log((largest + 1) * _CONTENDER_MARGIN))).exp_()
+    reach = (scores - (bar - math.log((largest + 1) * CONTENDER_MARGIN))).exp_()
     mask = leading >= reach.neg_().add_(largest)
     return mask.scatter_(1, best_ids, True)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from worker.candidates import CandidateRow, cuts, load_candidates
 from worker.noise import contender_mask, gumbel, row_key
 from worker.score_edits import edit_scores, edits_scores
 from worker.survivors import survivor_mask
@@ -58,6 +59,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._device = torch.device(device)
+        self._candidates = load_candidates(self._device)
 
     def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[SampledToken]:
         """One token for each of `rows`, in order, from float32 `logits` [logits rows, at least vocab_size].
@@ -73,11 +75,37 @@ class Sampler:
             chosen = best[self._index([row.logits_row for row in rows])]
         else:
             chosen = torch.empty(len(rows), dtype=torch.int64, device=self._device)
+        if self._candidates is not None:
+            scored = self._draw_from_few(logits, rows, scored, chosen)
         if scored:
             chosen[self._index(scored)] = self._choose(logits, [rows[place] for place in scored])
         sampled = [SampledToken(token_id, None) for token_id in chosen.tolist()]
         self._fill_logprobs(logits, rows, sampled)
         return sampled
+
+    def _draw_from_few(
+        self, logits: torch.Tensor, rows: list[SampleRow], scored: list[int], chosen: torch.Tensor
+    ) -> list[int]:
+        """Fill in what the kernels can decide of the rows at `scored`; returns the places that are left."""
+        assert self._candidates is not None
+        places = [place for place in scored if not _is_greedy(rows[place].params)]
+        if not places:
+            return scored
+        candidates = []
+        for place in places:
+            row = rows[place]
+            scores = logits[row.logits_row]
+            if edits_scores(row.params, len(row.output_token_ids)):
+                scores = scores.clone()
+                edit_scores(
+                    scores, row.params, row.prompt_token_ids, row.output_token_ids, self._eos_token_ids
+                )
+            key = row_key(row.params.seed, row.sample_index, row.position)
+            candidates.append(CandidateRow(scores, row.params, key))
+        drawn, undecided = self._candidates.draw(candidates)
+        chosen[self._index(places)] = drawn
+        decided = set(places) - {places[place] for place in undecided}
+        return [place for place in scored if place not in decided]
 
     def decision_scores(self, logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
         """float32 [rows, vocab_size]: the scores whose argmax `sample` returns.
@@ -97,7 +125,7 @@ class Sampler:
                 )
         random = [place for place, row in enumerate(rows) if not _is_greedy(row.params)]
         for cut in (False, True):
-            places = [place for place in random if _cuts(rows[place].params) == cut]
+            places = [place for place in random if cuts(rows[place].params) == cut]
             if places:
                 index = self._index(places)
                 scores[index] = self._perturbed(scores[index], [rows[place] for place in places], cut=cut)
@@ -159,10 +187,6 @@ def _is_greedy(params: SamplingParams) -> bool:
 
 def _is_plain_argmax(row: SampleRow) -> bool:
     return _is_greedy(row.params) and not edits_scores(row.params, len(row.output_token_ids))
-
-
-def _cuts(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
 def _floored(logprob: float) -> float:

@@ -11,12 +11,23 @@ import torch
 NUM_RANKED = 1024
 
 
-def survivor_mask(scores: torch.Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> torch.Tensor:
+def survivor_mask(
+    scores: torch.Tensor,
+    top_k: list[int],
+    top_p: list[float],
+    min_p: list[float],
+    *,
+    vocab_size: int | None = None,
+    whole_mass: torch.Tensor | None = None,
+) -> torch.Tensor:
     """bool [rows, vocabulary] of the tokens that may be drawn from float32 `scores` (logits over temperature).
 
     top-k keeps the k best (0: off). top-p keeps, of those and renormalized over them, the fewest best tokens whose
     mass reaches p (1.0: off). min-p keeps what has at least that share of the best token's probability (0.0: off).
     Equal scores at a border go to the lower token id. The best token always survives.
+
+    Where `scores` holds only the best of a larger vocabulary, filled up with minus infinity, `vocab_size` is that
+    vocabulary's and `whole_mass` float64 [rows, 1] the sum of exp(score - best) over all of it.
     """
     mask = torch.ones_like(scores, dtype=torch.bool)
     if any(min_p):
@@ -26,22 +37,30 @@ def survivor_mask(scores: torch.Tensor, top_k: list[int], top_p: list[float], mi
     ranked_rows = [row for row, k in enumerate(top_k) if k > 0 or top_p[row] < 1]
     if ranked_rows:
         index = torch.tensor(ranked_rows, device=scores.device)
-        vocab_size = scores.shape[1]
+        vocab_size = vocab_size or scores.shape[1]
         k_limits = [[min(top_k[row], vocab_size) if top_k[row] > 0 else vocab_size] for row in ranked_rows]
         p_limits = [[top_p[row]] for row in ranked_rows]
         mask[index] &= _best_of(
             scores[index],
             torch.tensor(k_limits, device=scores.device),
             torch.tensor(p_limits, device=scores.device, dtype=torch.float64),
+            vocab_size,
+            None if whole_mass is None else whole_mass[index],
         )
     return mask
 
 
-def _best_of(scores: torch.Tensor, k_limits: torch.Tensor, p_limits: torch.Tensor) -> torch.Tensor:
-    vocab_size = scores.shape[1]
-    num_ranked = min(NUM_RANKED, vocab_size)
+def _best_of(
+    scores: torch.Tensor,
+    k_limits: torch.Tensor,
+    p_limits: torch.Tensor,
+    vocab_size: int,
+    whole_mass: torch.Tensor | None,
+) -> torch.Tensor:
+    num_ranked = min(NUM_RANKED, scores.shape[1])
     ranked = scores.topk(num_ranked, dim=-1).values
-    whole_mass = (scores - ranked[:, :1]).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
+    if whole_mass is None:
+        whole_mass = (scores - ranked[:, :1]).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
     num_kept = _num_kept(ranked, whole_mass, k_limits, p_limits)
     border = ranked.gather(1, num_kept - 1)
     reaches_past = (k_limits > num_ranked) & ((num_kept == num_ranked) | (k_limits < vocab_size))

@@ -1,4 +1,5 @@
-// What Python calls: a whole step of a Llama-like decoder, attention alone, and a read of memory for measuring it.
+// What Python calls: a whole step of a Llama-like decoder, attention alone, the tokens that may be chosen, and a read of
+// memory for measuring it.
 //
 // All pointers belong to the caller. Nothing is allocated for longer than a call, nothing is remembered between calls.
 #include <omp.h>
@@ -6,6 +7,7 @@
 #include "attention.h"
 #include "matrix.h"
 #include "rows.h"
+#include "selection.h"
 
 struct Layer {
     const float* input_norm;
@@ -123,7 +125,7 @@ void run_step(const Decoder& d, const Step& step, const Buffers& buffers, int nu
         {nullptr, nullptr, nullptr, nullptr, step.tables, step.query_starts, step.context_lens, step.num_rows,
          step.table_width, d.block_size, d.heads, d.kv_heads, d.head_size, 0, d.scale});
     const size_t scratch_size = attention_scratch(d.heads, d.kv_heads, d.head_size);
-    Team team;
+    Team team{num_threads};
 #pragma omp parallel num_threads(num_threads)
     {
         Member member(team);
@@ -152,7 +154,7 @@ template <class T>
 void run_attention(const Attention& a, float* scratch, int num_threads) {
     const std::vector<AttentionItem> items = attention_items(a);
     const size_t scratch_size = attention_scratch(a.heads, a.kv_heads, a.head_size);
-    Team team;
+    Team team{num_threads};
 #pragma omp parallel num_threads(num_threads)
     Member(team).each(static_cast<int>(items.size() * a.kv_heads), [&](int item) {
         attend<T>(a, items[item / a.kv_heads], static_cast<int>(item % a.kv_heads),
@@ -182,6 +184,12 @@ void attention_float32(const Attention* attention, float* scratch, int num_threa
 
 void attention_bfloat16(const Attention* attention, float* scratch, int num_threads) {
     run_attention<Bf16>(*attention, scratch, num_threads);
+}
+
+void select_tokens_of_rows(const Selection* selection, int num_threads) {
+    Team team{num_threads};
+#pragma omp parallel num_threads(num_threads)
+    Member(team).each(static_cast<int>(selection->num_rows), [&](int row) { select_tokens(*selection, row); });
 }
 
 // Reads `size` words once, each thread its own part, and returns what keeps the compiler from leaving it out.

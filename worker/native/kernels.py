@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from worker.native.structures import Attention, Buffers, Decoder, Step
+from worker.native.structures import Attention, Buffers, Decoder, Selection, Step
 
 #: dtypes that the kernels store numbers in, and their names in the library
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -25,6 +25,8 @@ class Kernels:
         self._library.scratch_floats.restype = ctypes.c_int64
         self._library.read_words.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
         self._library.read_words.restype = ctypes.c_int64
+        self._library.select_tokens_of_rows.argtypes = [ctypes.POINTER(Selection), ctypes.c_int]
+        self._library.select_tokens_of_rows.restype = None
         for name in DTYPE_NAMES.values():
             step, attention = self._function("decoder_step", name), self._function("attention", name)
             step.argtypes = [*(ctypes.POINTER(kind) for kind in (Decoder, Step, Buffers)), ctypes.c_int]
@@ -42,6 +44,9 @@ class Kernels:
 
     def attention(self, dtype: torch.dtype, attention: Attention, scratch: torch.Tensor, num_threads: int) -> None:
         self._function("attention", DTYPE_NAMES[dtype])(attention, scratch.data_ptr(), num_threads)
+
+    def select_tokens(self, selection: Selection, num_threads: int) -> None:
+        self._library.select_tokens_of_rows(selection, num_threads)
 
     def read_words(self, words: torch.Tensor, num_threads: int) -> int:
         """The sum of an int64 tensor: every byte is read once, by `num_threads` threads."""

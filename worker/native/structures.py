@@ -1,4 +1,7 @@
-"""The C structures of `kernels.cpp` and `attention.h`, field by field. Sizes are int64, pointers are addresses."""
+"""The C structures of `kernels.cpp`, `attention.h` and `selection.h`, field by field.
+
+Sizes are int64, pointers are addresses.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -49,4 +52,13 @@ class Attention(ctypes.Structure):
         "query keys values output tables query_starts context_lens",
         "num_rows table_width block_size heads kv_heads head_size window",
         "scale",
+    )
+
+
+class Selection(ctypes.Structure):
+    _fields_ = _fields(
+        "rows temperatures keys cuts ids scores counts masses reaches",
+        "num_rows vocabulary capacity token_step first_multiplier second_multiplier "
+        "first_shift second_shift last_shift uniform_bits contender_bits",
+        "reach slack margin",
     )

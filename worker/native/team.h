@@ -14,6 +14,7 @@
 
 // What the threads of one step share.
 struct Team {
+    const int size;
     // Number of the phase (upper half) and of its next item (lower half).
     alignas(64) std::atomic<uint64_t> next{0};
     alignas(64) std::atomic<int> num_done{0};
@@ -25,6 +26,8 @@ struct Team {
 class Member {
    public:
     explicit Member(Team& team) : team_(team) {}
+
+    int team_size() const { return team_.size; }
 
     // Runs `item(i)` for every i below `count`, each on one of the threads, and returns when all are done.
     template <class Item>
