@@ -42,7 +42,7 @@ class AppArgs(BaseModel):
     #: most answers to one prompt: bounds `n`, `best_of` and `beam_width`
     max_n: int = Field(default=64, ge=1)
     #: no request is more urgent, whatever it asks (lower is more urgent)
-    most_urgent_priority: int = -100
+    most_urgent_priority: int = Field(default=-100, ge=-100, le=100)
     #: names the HTTP header whose value is the tenant; without it all requests are one tenant's
     tenant_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]{1,64}$")
 

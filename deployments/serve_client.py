@@ -7,6 +7,7 @@ nothing of text or HTTP. A worker that fails ends its requests with an error; no
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -69,7 +70,7 @@ class ServeWorkerClient:
         if replica_id is None:
             return
         try:
-            await self._finish.remote(request_id, index, num_tokens, target_replica=replica_id)
+            await _call(self._finish, request_id, index, num_tokens, target_replica=replica_id)
         except RayError as error:
             # The stream of this request reports the worker's failure; the choice is over either way.
             logger.warning("worker %s could not be told of a finished choice: %s", replica_id, error)
@@ -79,7 +80,7 @@ class ServeWorkerClient:
         if replica_id is None:
             return
         try:
-            await self._abort.remote(request_id, target_replica=replica_id)
+            await _call(self._abort, request_id, target_replica=replica_id)
         except RayError as error:
             logger.warning("worker %s could not be told of an abort: %s", replica_id, error)
 
@@ -94,7 +95,7 @@ class ServeWorkerClient:
             async with asyncio.timeout(timeout_s):
                 while True:
                     # Ray types the call as either kind of response; a handle with stream=True gives this one.
-                    response = cast("DeploymentResponseGenerator[list[Frame]]", self._generate.remote(request))
+                    response = cast("DeploymentResponseGenerator[list[Frame]]", _call(self._generate, request))
                     try:
                         async with asyncio.timeout(self._timeouts.stall_s):
                             return response, await anext(response)
@@ -152,6 +153,15 @@ class ServeWorkerClient:
                         raise RequestRejectedError(event.error or "the request cannot be run")
             elif frame.step_age_s > self._timeouts.step_s:
                 raise WorkerFailedError(f"the worker is stuck in a step for {frame.step_age_s:.0f} s")
+
+
+def _call(handle: DeploymentHandle[Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a worker outside of the context of the HTTP request.
+
+    In it Serve gives every call the id of that request, and of several calls under way at once (prompts of one
+    request, choices that end together) it loses all but the last. What ends with the request is ended here anyway.
+    """
+    return Context().run(handle.remote, *args, **kwargs)
 
 
 def _cancel(response: DeploymentResponseGenerator[list[Frame]]) -> None:

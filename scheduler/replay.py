@@ -12,7 +12,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.decisions import DecisionDigest, describe_step
 from scheduler.listening import RunListener, sampling_sequences
 from scheduler.outputs import SchedulerOutputs, SequenceEnd
-from scheduler.recording_reader import Ended, Finished, Planned, Pools, Rates, Recording, Settled
+from scheduler.recording_reader import Ended, Finished, Planned, Pools, Rates, Recording, RecordingError, Settled
 from scheduler.requests import RequestTooLargeError
 from scheduler.scheduler import Scheduler, SchedulerStuckError
 from scheduler.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -126,6 +126,8 @@ class Replayer:
             self._in_flight.append(outputs)
 
     def _settle(self, event: Settled) -> None:
+        if not self._in_flight or self._in_flight[0].step_id != event.step_id:
+            raise RecordingError(f"step {event.step_id} ends in the recording, but was not planned: lines are missing")
         outputs = self._in_flight.popleft()
         sampling = sampling_sequences(outputs, self._groups)
         tokens = [(group.request_id, seq.index) for group, seq in sampling if not seq.status.is_finished]

@@ -15,6 +15,8 @@ from scheduler.arrivals import Arrival, Work
 
 #: tokens that one hash of a Mooncake trace stands for
 HASH_BLOCK_TOKENS = 512
+#: a year: beyond it is no time but a mistake
+MAX_ARRIVAL_S = 366 * 86400.0
 CSV_COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 
 
@@ -44,11 +46,12 @@ class TracedRequest:
 
 def read_trace(path: Path, limit: int | None = None) -> list[TracedRequest]:
     """The first `limit` requests, in the order of their arrivals. Raises TraceError, or OSError."""
-    with path.open(encoding="utf-8", newline="") as file:
-        first = file.read(1)
-        file.seek(0)
+    # Spreadsheets put a byte-order mark in front.
+    with path.open(encoding="utf-8-sig", newline="") as file:
         found: list[TracedRequest] = []
         try:
+            first = file.read(1)
+            file.seek(0)
             for request in _json_requests(file, path) if first == "{" else _csv_requests(file, path):
                 if limit is not None and len(found) == limit:
                     break
@@ -88,6 +91,8 @@ def _csv_requests(file: TextIO, path: Path) -> Iterator[TracedRequest]:
     if missing:
         raise TraceError(f"{path}: the first line names no column {missing[0]}")
     for row in reader:
+        if any(row[column] is None for column in CSV_COLUMNS):
+            raise TraceError(f"{path}: line {reader.line_num} has too few columns")
         try:
             request = TracedRequest(
                 float(row["arrival_s"]),
@@ -122,6 +127,7 @@ def _json_requests(file: TextIO, path: Path) -> Iterator[TracedRequest]:
 
 
 def _checked(request: TracedRequest, path: Path, line: int) -> TracedRequest:
-    if request.num_input_tokens < 1 or request.num_output_tokens < 0 or not request.arrival_s >= 0.0:
+    is_time = 0.0 <= request.arrival_s <= MAX_ARRIVAL_S
+    if request.num_input_tokens < 1 or request.num_output_tokens < 0 or not is_time:
         raise TraceError(f"{path}: line {line} has a time or a length that cannot be")
     return request

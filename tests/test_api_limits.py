@@ -94,6 +94,15 @@ def test_half_a_surrogate_pair_is_refused(field: str) -> None:
     assert api.post("/v1/completions", content=body).status_code == 400
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "surrogate"])
+def test_a_body_that_is_not_utf8_is_refused(encoding: str) -> None:
+    text = json.dumps({"model": MODEL, "prompt": "?"})
+    body = text.encode().replace(b"?", b"\xed\xa0\x80") if encoding == "surrogate" else text.encode(encoding)
+    response = answering("the").post("/v1/completions", content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
 def test_a_whole_surrogate_pair_is_text() -> None:
     api = answering("the")
     body = '{"model": "tiny", "prompt": "\\ud83d\\ude00", "echo": true}'

@@ -14,9 +14,10 @@ from deployments import app as app_module
 from deployments.app import build
 from deployments.cli.main import main
 from deployments.cli.options import UsageError
-from deployments.cli.ports import can_listen
+from deployments.cli.ports import can_listen, claim
 from deployments.cli.serve_file import read_options
 from deployments.config import AppArgs, app_args_from
+from tests.server_process import free_port
 from worker.config import ConfigError, EngineConfig
 from worker.tenant_weights import parse_tenant_weights
 
@@ -251,3 +252,14 @@ def test_a_taken_port_is_seen_and_a_free_one_too():
         port = held.getsockname()[1]
         assert not can_listen("127.0.0.1", port)
     assert can_listen("127.0.0.1", port)
+
+
+def test_a_port_is_kept_for_one_server_until_it_ends():
+    port = free_port()
+    first = claim(port)
+    assert first is not None
+    assert claim(port) is None
+    first.close()
+    again = claim(port)
+    assert again is not None
+    again.close()

@@ -121,6 +121,11 @@ def test_a_wrong_message_is_refused_by_its_place(message: Any, param: str) -> No
     assert param_of({"model": "m", "messages": [*MESSAGES, message]}, ChatRequest) == param
 
 
+def test_an_assistants_message_may_be_without_text() -> None:
+    request = chat(messages=[*MESSAGES, {"role": "assistant", "content": None}])
+    assert request.messages[-1].content == ""
+
+
 def test_errors_never_quote_what_the_client_wrote() -> None:
     for value in ({"role": "user", "content": {"secret": 1}}, {"role": "secret", "content": "secret"}, "secret"):
         with pytest.raises(ApiError) as caught:

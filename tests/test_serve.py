@@ -6,6 +6,7 @@ One cluster and one application for the whole module; the tests that kill worker
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -138,6 +139,16 @@ def test_sixty_four_http_streams_end_with_done_twice(cluster: Cluster):
         assert text.rstrip().endswith("data: [DONE]")
         assert '"finish_reason":"length"' in text
         assert '"error"' not in text
+
+
+def test_many_prompts_in_one_request_start_at_once(cluster: Cluster):
+    """Serve gives calls made for one HTTP request one id, and mixes up those that are under way together."""
+    prompts = [[i + 1, 9] for i in range(32)]
+    began_s = time.monotonic()
+    answer = httpx.post(f"{cluster.url}/v1/completions", json={**body(prompts, 5), "stream": False}, timeout=60)
+    assert answer.status_code == 200
+    assert [choice["index"] for choice in answer.json()["choices"]] == list(range(32))
+    assert time.monotonic() - began_s < TIMEOUTS.stall_s
 
 
 def test_a_closed_connection_frees_everything_within_two_seconds(cluster: Cluster):

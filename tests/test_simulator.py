@@ -22,7 +22,7 @@ from scheduler.run_report import RunReport, percentiles
 from scheduler.simulator import Simulator
 from scheduler.step_fit import FitError, StepTimes, fit_step_model
 from scheduler.step_model import PRESETS, StepModel, StepWork
-from scheduler.traces import TracedRequest, read_trace, works_of
+from scheduler.traces import TracedRequest, TraceError, read_trace, works_of
 
 TRACES = Path(__file__).parent.parent.parent / "shared" / "data" / "traces"
 GPU = PRESETS["gpu-8b"]
@@ -251,3 +251,25 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert percentiles([float(n) for n in range(100, 0, -1)]) == {"p50": 50.0, "p90": 90.0, "p99": 99.0}
     assert percentiles([7.0]) == {"p50": 7.0, "p90": 7.0, "p99": 7.0}
     assert percentiles([]) == {"p50": None, "p90": None, "p99": None}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"arrival_s,input_tokens,output_tokens\ninf,5,5\n", "a time or a length that cannot be"),
+        (b"arrival_s,input_tokens,output_tokens\n1e300,5,5\n", "a time or a length that cannot be"),
+        (b"arrival_s,input_tokens,output_tokens\n0,5\n", "too few columns"),
+        (b"\xff\xfe\x00\x80", "is not text"),
+    ],
+)
+def test_a_trace_that_cannot_be_is_one_clear_error(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=message):
+        read_trace(path)
+
+
+def test_a_trace_from_a_spreadsheet_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"\xef\xbb\xbfarrival_s,input_tokens,output_tokens\n0,5,7\n")
+    assert [request.num_output_tokens for request in read_trace(path)] == [7]

@@ -10,10 +10,10 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
-from worker import weights
-from worker.config import EngineConfig
+from worker import loading, weights
+from worker.config import ConfigError, EngineConfig
 from worker.demo_model import VERSION, DemoModelError, ensure_demo_model
-from worker.loading import load_runner
+from worker.loading import check_loadable, load_runner
 from worker.weights import WeightsError, resolve_model
 
 
@@ -109,6 +109,54 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"config\.json"):
         resolve_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
+def test_a_damaged_configuration_is_refused_by_its_name(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = save_tiny_model(tmp_path, "llama")
+    (folder / name).write_bytes(content)
+    with pytest.raises(WeightsError, match=name) as caught:
+        load_runner(EngineConfig(model=str(folder), max_model_len=64, num_device_blocks=5))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch_sdpa"])
+@pytest.mark.parametrize("num_bytes", [0, 1000])
+def test_weights_that_were_cut_off_are_refused_by_their_name(tmp_path: Path, backend: str, num_bytes: int) -> None:
+    folder = save_tiny_model(tmp_path, "llama")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    config = EngineConfig(model=str(folder), max_model_len=64, num_device_blocks=5, attention_backend=backend)
+    with pytest.raises(WeightsError, match=r"model\.safetensors") as caught:
+        load_runner(config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_cache_memory": 99999 * 2**30}, r"^kv_cache_memory: .* take 99999\.0 GiB, .* has [0-9.]+ GiB$"),
+        ({"num_device_blocks": 10**11}, r"^num_device_blocks: .* GiB, .* GiB$"),
+        ({"num_device_blocks": 9, "num_host_blocks": 10**11}, r"^num_host_blocks: .* GiB, .* GiB$"),
+        ({"num_device_blocks": 9, "num_threads": 100_000}, r"^num_threads: 100000 is over"),
+    ],
+)
+def test_what_this_machine_cannot_give_is_refused_before_weights_are_read(
+    tmp_path: Path, options: dict[str, int], message: str
+) -> None:
+    config = EngineConfig(model=str(save_tiny_model(tmp_path, "llama")), max_model_len=64, device="cpu", **options)
+    with pytest.raises(ConfigError, match=message):
+        check_loadable(config)
+
+
+def test_a_pool_that_the_system_refuses_is_refused_with_both_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "memory_bytes", lambda: 2**62)
+    folder = save_tiny_model(tmp_path, "llama")
+    with pytest.raises(ConfigError, match=r"^kv_cache_memory: .* take [0-9.]+ GiB, .* free [0-9.]+ GiB$"):
+        load_runner(EngineConfig(model=str(folder), max_model_len=64, device="cpu", kv_cache_memory=99999999 * 2**30))
 
 
 @pytest.mark.parametrize("trusted", [False, True])

@@ -171,8 +171,8 @@ def check_engine_config(config: EngineConfig) -> None:
     if config.target_itl_ms and config.scheduler_policy == SchedulerPolicy.DEFAULT.value:
         raise ConfigError("target_itl_ms", "scheduler_policy default runs prompts whole: use chunked_prefill")
     _check_choice("queue_policy", config.queue_policy, tuple(policy.value for policy in QueuePolicy))
-    if not config.priority_aging_s > 0.0:
-        raise ConfigError("priority_aging_s", f"must be above 0, got {config.priority_aging_s}")
+    if not 0.0 < config.priority_aging_s < float("inf"):
+        raise ConfigError("priority_aging_s", f"must be above 0 and finite, got {config.priority_aging_s}")
     for tenant, weight in config.tenant_weights.items():
         if not 0.0 < weight < float("inf"):
             raise ConfigError("tenant_weights", f"the weight of {tenant!r} must be above 0, got {weight}")

@@ -3,13 +3,12 @@
 The cheap checks come first: a wrong option or an unsupported model is refused before weights are read.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
@@ -30,12 +29,14 @@ from worker.config import (
 from worker.model import shape_from_config
 from worker.model_runner import ModelRunner, RunnableModel
 from worker.model_support import check_model_supported, check_remote_code
-from worker.weights import resolve_model
+from worker.weights import check_safetensors, read_json_object, resolve_model
 
 DEFAULT_CPU_CACHE_BYTES = 2**30
 CPU_CACHE_SHARE_OF_MEMORY = 10
 #: Larger than any cache asked for: before the profile step nothing is known of what will be free.
 _UNBOUNDED_BYTES = 2**60
+#: More threads than this only wait for each other; very many take down the process.
+MAX_THREADS_PER_CPU = 4
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "do_sample")
 
 
@@ -83,6 +84,12 @@ def _plan(config: EngineConfig) -> _Plan:
     check_engine_config(config)
     if config.record is not None and not (folder_of_record := Path(config.record).parent).is_dir():
         raise ConfigError("record", f"there is no folder {folder_of_record}")
+    max_threads = MAX_THREADS_PER_CPU * (os.cpu_count() or 1)
+    if config.num_threads is not None and config.num_threads > max_threads:
+        raise ConfigError(
+            "num_threads",
+            f"{config.num_threads} is over {max_threads}, {MAX_THREADS_PER_CPU} for each of this machine's CPUs",
+        )
     device = _choose_device(config.device)
     folder = resolve_model(config.model, config.revision, trust_remote_code=config.trust_remote_code)
     hf_config = load_model_config(folder, trust_remote_code=config.trust_remote_code)
@@ -104,7 +111,9 @@ def _plan(config: EngineConfig) -> _Plan:
             cache_memory_bytes=cache_memory_bytes,
         )
 
-    resolve(_first_cache_bytes(device))
+    resolved = resolve(_first_cache_bytes(device))
+    _check_pool_memory(config, resolved, block_bytes, device)
+    check_safetensors(folder)
     return _Plan(folder, hf_config, backend_type, device, dtype, resolve, notes)
 
 
@@ -131,7 +140,10 @@ def load_runner(config: EngineConfig) -> LoadedModel:
         resolved = resolve(_free_cuda_bytes(model, backend_type, resolved, config.gpu_memory_utilization))
     for note in plan.notes + resolved.notes:
         print(note, file=sys.stderr, flush=True)
-    tensor_pool = _make_pool(model, resolved, resolved.num_device_blocks, resolved.num_host_blocks)
+    try:
+        tensor_pool = _make_pool(model, resolved, resolved.num_device_blocks, resolved.num_host_blocks)
+    except RuntimeError as error:
+        _refuse_pool(config, model, resolved, error)
     runner = ModelRunner(
         model,
         tensor_pool,
@@ -152,18 +164,23 @@ def load_runner(config: EngineConfig) -> LoadedModel:
 
 def load_model_config(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
     """The configuration of a checkpoint, whose own code is touched only if the operator trusts it."""
-    config_json = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config_json = read_json_object(folder / "config.json")
     check_remote_code(config_json, frozenset(CONFIG_MAPPING), trust_remote_code=trust_remote_code)
     return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
 
 
 def default_cpu_cache_bytes() -> int:
-    """The smaller of 1 GiB and a tenth of memory, where memory is the machine's or the container's limit."""
+    """The smaller of 1 GiB and a tenth of memory."""
+    return min(DEFAULT_CPU_CACHE_BYTES, memory_bytes() // CPU_CACHE_SHARE_OF_MEMORY)
+
+
+def memory_bytes() -> int:
+    """The machine's memory, or the container's limit if that is lower."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():
         memory = min(memory, int(text))
-    return min(DEFAULT_CPU_CACHE_BYTES, memory // CPU_CACHE_SHARE_OF_MEMORY)
+    return memory
 
 
 def _choose_device(device: str) -> str:
@@ -208,6 +225,42 @@ def _make_pool(
     )
 
 
+def _check_pool_memory(config: EngineConfig, resolved: ResolvedConfig, block_bytes: int, device: str) -> None:
+    """Refuse what can never fit before weights are read: the system may kill a process that fills memory instead of
+    refusing it. What a CUDA device holds shows when its pool is made."""
+    device_bytes = resolved.num_device_blocks * block_bytes if device == "cpu" else 0
+    host_bytes = resolved.num_host_blocks * block_bytes
+    memory = memory_bytes()
+    if device_bytes > memory:
+        raise _pool_error(_pool_option(config), device_bytes, memory, "this machine has")
+    if device_bytes + host_bytes > memory:
+        raise _pool_error("num_host_blocks", device_bytes + host_bytes, memory, "this machine has")
+
+
+def _refuse_pool(config: EngineConfig, model: RunnableModel, resolved: ResolvedConfig, error: RuntimeError) -> NoReturn:
+    shape = model.shape
+    block_bytes = TensorPool.block_bytes(
+        shape.num_layers, resolved.block_size, shape.num_kv_heads, shape.head_size, model.dtype
+    )
+    if torch.device(model.device).type == "cuda":
+        asked, there = resolved.num_device_blocks * block_bytes, torch.cuda.mem_get_info()[0]
+        if asked <= there:
+            # The device had room, so what failed is something else: most likely the pinned host pool.
+            raise error
+        raise _pool_error(_pool_option(config), asked, there, "the device has free") from error
+    asked = (resolved.num_device_blocks + resolved.num_host_blocks) * block_bytes
+    there = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    raise _pool_error(_pool_option(config), asked, there, "this machine has free") from error
+
+
+def _pool_option(config: EngineConfig) -> str:
+    return "kv_cache_memory" if config.num_device_blocks is None else "num_device_blocks"
+
+
+def _pool_error(option: str, asked: int, there: int, what: str) -> ConfigError:
+    return ConfigError(option, f"the cache's blocks take {asked / 2**30:.1f} GiB, and {what} {there / 2**30:.1f} GiB")
+
+
 def _free_cuda_bytes(
     model: RunnableModel, backend_type: BackendType, resolved: ResolvedConfig, utilization: float
 ) -> int:
@@ -242,7 +295,7 @@ def _free_cuda_bytes(
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _eos_token_ids(folder: Path, hf_config: PretrainedConfig) -> tuple[int, ...]:

@@ -3,11 +3,14 @@
 Knows files, not models. Pickled weights are never opened: a folder without safetensors is refused.
 """
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
 
 from worker.demo_model import ensure_demo_model
 
@@ -51,3 +54,24 @@ def check_checkpoint(folder: Path) -> Path:
         found = f": {', '.join(pickles)} could run code when opened; convert them" if pickles else ""
         raise WeightsError(f"{folder} holds no .safetensors file{found}")
     return folder
+
+
+def check_safetensors(folder: Path) -> None:
+    """Raises `WeightsError` for a file whose header does not match its length, as after an interrupted download."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(f"{path} is no complete safetensors file: {error}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Raises `WeightsError` if the file cannot be read or holds anything but a JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise WeightsError(f"{path} is not readable as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise WeightsError(f"{path} is not a JSON object")
+    return value

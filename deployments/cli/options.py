@@ -114,7 +114,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     add_count("chunk_alignment", "cut chunks are multiples of it (default: 256 on CUDA, else the block size)")
     add_count("max_num_partial_prefills", "most prompts that are mid-way at once; 0: no limit")
-    add_count("long_prefill_threshold", "longer prompts share what shorter ones leave; 0: off")
+    add_count(
+        "long_prefill_threshold",
+        "longer prompts share what shorter ones leave, so that short newcomers need not wait for them; 0: off, all "
+        "wait their turn",
+    )
     add_count("min_prefill_tokens", "part of the budget that decodes leave to prompts")
     add(
         "target_itl_ms",

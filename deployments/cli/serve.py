@@ -25,7 +25,7 @@ from deployments.cli.options import (
     usage_error,
     whole_number,
 )
-from deployments.cli.ports import can_listen
+from deployments.cli.ports import can_listen, claim
 from deployments.cli.serve_file import read_options
 from worker.config import ConfigError, EngineConfig
 
@@ -88,12 +88,22 @@ def run(args: argparse.Namespace) -> int:
     with _stop_signals(), contextlib.redirect_stdout(err):
         # Ray prints errors of its processes to standard output, which is kept for the one line.
         try:
-            return _serve(options, address, host, port, out, err)
+            with contextlib.ExitStack() as claims:
+                return _serve(options, address, host, port, out, err, claims)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
 
 
-def _serve(options: dict[str, Any], address: str | None, host: str, port: int, out: TextIO, err: TextIO) -> int:
+def _serve(
+    options: dict[str, Any],
+    address: str | None,
+    host: str,
+    port: int,
+    out: TextIO,
+    err: TextIO,
+    claims: contextlib.ExitStack,
+) -> int:
+    """`claims` keeps the ports that this server listens at."""
     from deployments.config import app_args_from
 
     is_local = address is None
@@ -104,8 +114,10 @@ def _serve(options: dict[str, Any], address: str | None, host: str, port: int, o
     try:
         args = app_args_from(options)
         if is_local:
-            _check_address("host", "port", host, port)
-            _check_address("metrics_host", "metrics_port", args.metrics_host, args.metrics_port)
+            claims.enter_context(_check_address("host", "port", host, port))
+            claims.enter_context(
+                _check_address("metrics_host", "metrics_port", args.metrics_host, args.metrics_port)
+            )
             _say(err, f"checking {args.model}")
             for note in _check_model(args.to_engine_config()):
                 _say(err, note)
@@ -125,13 +137,15 @@ def _serve(options: dict[str, Any], address: str | None, host: str, port: int, o
     try:
         _say(err, "starting Ray" if is_local else f"connecting to Ray at {address}")
         running.start_ray()
+        # Ray has put its own handlers in place of ours; they end the process without undoing anything.
+        _take_stop_signals()
         _say(err, f"starting {args.num_workers} x {args.model_name}")
         running.deploy(build(args), host, port)
         shown_host = DEFAULT_HOST if host in _WILDCARD_HOSTS else host
         out.write(f"Serving {args.model_name} at http://{shown_host}:{port}/v1\n")
         out.flush()
         _wait_for_stop()
-        _say(err, "stopping")
+        _say(err, f"stopping; running answers have {args.drain_timeout_s:g} s to end, a second signal cuts that short")
     except StartError as error:
         err.write(error_line(str(error)))
         return EXIT_FAILED
@@ -152,12 +166,15 @@ def _stop(running: "RunningApp") -> None:
 
 
 def _wait_for_stop() -> None:
-    # Ray has put its own handler in place of ours, which ends the process without undoing anything.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    _take_stop_signals()
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             signal.pause()
+
+
+def _take_stop_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
 
 
 @contextlib.contextmanager
@@ -184,16 +201,23 @@ def _host_and_port(options: dict[str, Any]) -> tuple[str, int]:
     return host, port
 
 
-def _check_address(host_option: str, port_option: str, host: str, port: int) -> None:
-    """Raises `ConfigError` where nobody can listen there. Port 0 is none."""
+def _check_address(
+    host_option: str, port_option: str, host: str, port: int
+) -> contextlib.AbstractContextManager[object]:
+    """Keeps the port for this process while the context lasts. Raises `ConfigError` where nobody can listen there.
+
+    Port 0 is none.
+    """
     if port == 0:
-        return
+        return contextlib.nullcontext()
     try:
         is_free = can_listen(host, port)
     except OSError as error:
         raise ConfigError(host_option, f"cannot listen on {host}: {error}") from error
-    if not is_free:
+    claimed = claim(port) if is_free else None
+    if claimed is None:
         raise ConfigError(port_option, f"{port} on {host} is taken by another process")
+    return claimed
 
 
 def _absolute_if_folder(model: str) -> str:

@@ -44,7 +44,8 @@ async def _read(request: Request, max_body_bytes: int) -> bytes:
 
 def _parse(body: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(body)
+        # Given bytes, `json.loads` guesses at UTF-16 and lets raw surrogates through; JSON on the wire is UTF-8.
+        value = json.loads(body.decode("utf-8-sig"))
         # Escapes can write half a surrogate pair, which is no text: no tokenizer takes it, no answer can hold it.
         if b"\\ud" in body.lower():
             json.dumps(value, ensure_ascii=False).encode()

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from deployments.protocol.choices import check_choices
 from deployments.protocol.errors import bad_request, from_validation, not_supported
@@ -75,8 +75,10 @@ def _are_token_ids(value: list[Any], *, or_empty: bool = False) -> bool:
     return (or_empty or bool(value)) and all(type(item) is int for item in value)
 
 
-def _content(value: Any) -> Any:
-    """A list of text parts means the parts joined."""
+def _content(value: Any, info: ValidationInfo) -> Any:
+    """A list of text parts means the parts joined. OpenAI lets an assistant's message have no text, as null."""
+    if value is None and info.data.get("role") == "assistant":
+        return ""
     if not isinstance(value, list):
         return value
     texts: list[str] = []
@@ -99,7 +101,7 @@ class StreamOptions(_Body):
 
 
 class Message(_Body):
-    role: Role
+    role: Role  # before `content`, whose check looks at it
     content: Annotated[str, BeforeValidator(_content)]
     name: str | None = None
 
