@@ -52,7 +52,7 @@ def recording(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     requests = random_live_requests(
-        Random(5), NUM_REQUESTS, vocab_size=VOCAB_SIZE, mean_gap_s=0.008, prompt_tokens=(4, 100),
+        Random(5), NUM_REQUESTS, vocab_size=VOCAB_SIZE, mean_gap_s=0.001, prompt_tokens=(4, 100),
         output_tokens=(2, 24),
     )  # fmt: skip
     run_live(engine, requests)
