@@ -92,7 +92,7 @@ def _csv_requests(file: TextIO, path: Path) -> Iterator[TracedRequest]:
         raise TraceError(f"{path}: the first line names no column {missing[0]}")
     for row in reader:
         if any(row[column] is None for column in CSV_COLUMNS):
-            raise TraceError(f"{path}: line {reader.line_num} has too few columns")
+            raise TraceError(f"{path}: line {reader.line_num}: too few columns")
         try:
             request = TracedRequest(
                 float(row["arrival_s"]),
