@@ -86,7 +86,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add_count("max_num_partial_prefills", "most prompts that are mid-way at once; 0: no limit")
     add_count("long_prefill_threshold", "longer prompts share what shorter ones leave; 0: off")
     add_count("min_prefill_tokens", "part of the budget that decodes leave to prompts")
-    add_count("num_threads", "CPU threads of the model (default: all cores)")
+    add_count("num_threads", "CPU threads of the model (default: all cores; served: all but one for all workers)")
 
 
 def given_engine_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Owns the order of a start: everything that can be refused is refused before Ray 
 import argparse
 import contextlib
 import io
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from deployments.cli.options import (
 )
 from deployments.cli.ports import can_listen
 from deployments.cli.serve_file import read_options
+from deployments.engine_seam import threads_per_worker
 from worker.config import ConfigError, EngineConfig
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ def _serve(options: dict[str, Any], address: str | None, host: str, port: int, o
             for note in _check_model(args.to_engine_config()):
                 _say(err, note)
             if args.num_threads is None:
-                num_threads = max(1, len(os.sched_getaffinity(0)) // args.num_workers)
-                args = args.model_copy(update={"num_threads": num_threads})
+                args = args.model_copy(update={"num_threads": threads_per_worker(args.num_workers)})
     except ConfigError as error:
         raise usage_error(error) from error
 
