@@ -51,6 +51,14 @@ class Loop(Protocol):
 EngineBuilder = Callable[[EngineConfig, Deliver, OnDeath], tuple[ModelFacts, Loop]]
 
 
+def threads_per_worker(num_workers: int = 1) -> int:
+    """Processors for the model of each of a machine's workers: one is left to the event loops that carry the answers.
+
+    A step's threads wait for each other, so one that shares its processor slows all of them down.
+    """
+    return max(1, (len(os.sched_getaffinity(0)) - 1) // num_workers)
+
+
 def build_engine(config: EngineConfig, deliver: Deliver, on_death: OnDeath) -> tuple[ModelFacts, Loop]:
     """Loads the model, runs it once, and makes the loop around it. Takes seconds to minutes.
 
@@ -60,7 +68,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, on_death: OnDeath) -> t
     from worker.engine_loop import EngineLoop
 
     if config.num_threads is None:
-        config = replace(config, num_threads=len(os.sched_getaffinity(0)))
+        config = replace(config, num_threads=threads_per_worker())
     engine = Engine(config)
     facts = ModelFacts(
         max_model_len=engine.max_model_len,

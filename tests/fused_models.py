@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from kv_cache.tensor_pool import TensorPool
 from scheduler.outputs import ScheduledChunk, SchedulerOutputs
@@ -13,7 +13,7 @@ from worker.model_runner import ModelRunner, RunnableModel
 
 VOCAB_SIZE = 300
 WINDOW = 24
-_SIZES = {
+SIZES = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 96,
     "intermediate_size": 160,
@@ -38,20 +38,20 @@ LLAMA3_ROPE = rope(
 
 #: what each family's published checkpoints set, in small
 CONFIGURATIONS: dict[str, PretrainedConfig] = {
-    "llama_3": LlamaConfig(**_SIZES, rope_parameters=LLAMA3_ROPE),
+    "llama_3": LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE),
     "llama_with_biases_and_linear_scaling": LlamaConfig(
-        **_SIZES, attention_bias=True, mlp_bias=True, rope_parameters=rope("linear", factor=2.0)
+        **SIZES, attention_bias=True, mlp_bias=True, rope_parameters=rope("linear", factor=2.0)
     ),
-    "smollm": LlamaConfig(**{**_SIZES, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 144},
+    "smollm": LlamaConfig(**{**SIZES, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 144},
                           tie_word_embeddings=True),
-    "mistral": MistralConfig(**_SIZES, sliding_window=WINDOW, head_dim=32),
-    "mistral_without_a_window": MistralConfig(**_SIZES, sliding_window=None),
-    "qwen2": Qwen2Config(**_SIZES, tie_word_embeddings=True),
+    "mistral": MistralConfig(**SIZES, sliding_window=WINDOW, head_dim=32),
+    "mistral_without_a_window": MistralConfig(**SIZES, sliding_window=None),
+    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
     "qwen2_5_with_windows": Qwen2Config(
-        **_SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+        **SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
     ),
-    "qwen3": Qwen3Config(**_SIZES, head_dim=48, tie_word_embeddings=True),
-    "qwen3_with_biases": Qwen3Config(**_SIZES, head_dim=16, attention_bias=True),
+    "qwen3": Qwen3Config(**SIZES, head_dim=48, tie_word_embeddings=True),
+    "qwen3_with_biases": Qwen3Config(**SIZES, head_dim=16, attention_bias=True),
 }  # fmt: skip
 
 
@@ -108,8 +108,6 @@ def logits_in_one_go(model: torch.nn.Module, prompt: list[int], places: list[int
 
 def saved(folder: Path, config: PretrainedConfig, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
     """A checkpoint of random weights. Norm weights and biases are random too: ones and zeros would hide them."""
-    from transformers import AutoModelForCausalLM
-
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

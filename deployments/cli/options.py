@@ -127,7 +127,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
     )
     add("record", "write the scheduler's inputs to FILE (or FILE.1, ... if it is there), for replay", metavar="FILE")
-    add_count("num_threads", "CPU threads of the model (default: all cores)")
+    add_count("num_threads", "CPU threads of the model (default: all cores; served: all but one for all workers)")
 
 
 def given_engine_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Owns the order of a start: everything that can be refused is refused before Ray 
 import argparse
 import contextlib
 import io
-import os
 import secrets
 import signal
 import sys
@@ -27,6 +26,7 @@ from deployments.cli.options import (
 )
 from deployments.cli.ports import can_listen, claim
 from deployments.cli.serve_file import read_options
+from deployments.engine_seam import threads_per_worker
 from worker.config import ConfigError, EngineConfig
 
 if TYPE_CHECKING:
@@ -122,8 +122,7 @@ def _serve(
             for note in _check_model(args.to_engine_config()):
                 _say(err, note)
             if args.num_threads is None:
-                num_threads = max(1, len(os.sched_getaffinity(0)) // args.num_workers)
-                args = args.model_copy(update={"num_threads": num_threads})
+                args = args.model_copy(update={"num_threads": threads_per_worker(args.num_workers)})
         if not args.shared_prefix_cache_secret:
             # Drawn here, once: all workers must name equal blocks alike.
             args = args.model_copy(update={"prefix_cache_secret": secrets.token_hex(NUM_SECRET_BYTES)})

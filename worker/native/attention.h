@@ -215,17 +215,19 @@ void attend(const Attention& a, AttentionItem item, int kv_head, float* scratch)
         for (int row = 0; row < rows; ++row) {
             const int64_t position = first_position + row / group;
             const int last = static_cast<int>(std::clamp<int64_t>(position + 1 - start, 0, KEYS));
-            const int first = a.window ? static_cast<int>(std::clamp<int64_t>(position - a.window + 1 - start, 0, KEYS)) : 0;
+            const int64_t before = a.window ? position - a.window + 1 - start : 0;
+            const int first = static_cast<int>(std::clamp<int64_t>(before, 0, KEYS));
             const uint64_t before_last = last == KEYS ? ~0ull : (1ull << last) - 1;
             const uint64_t visible = first == KEYS ? 0 : before_last & (~0ull << first);
             if (visible == 0) {
                 std::fill_n(weights + row * KEYS, KEYS, T{});
                 continue;
             }
-            const float factor = soften(scores + row * KEYS, visible, scale, tops[row], sums[row], weights + row * KEYS);
+            const float factor =
+                soften(scores + row * KEYS, visible, scale, tops[row], sums[row], weights + row * KEYS);
             if (factor != 1.0f)
-                for (int i = 0; i < size; i += LANES)
-                    store(outputs + row * size + i, _mm512_mul_ps(load(outputs + row * size + i), _mm512_set1_ps(factor)));
+                for (float *to = outputs + row * size, *last_to = to + size; to < last_to; to += LANES)
+                    store(to, _mm512_mul_ps(load(to), _mm512_set1_ps(factor)));
         }
         add_values(rows, weights, packed_values, size, outputs);
     }

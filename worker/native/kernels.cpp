@@ -1,5 +1,5 @@
-// What Python calls: a whole step of a Llama-like decoder, attention alone, the tokens that may be chosen, and a read of
-// memory for measuring it.
+// What Python calls: a whole step of a Llama-like decoder, attention alone, the tokens that may be chosen, and a read
+// of memory for measuring it.
 //
 // All pointers belong to the caller. Nothing is allocated for longer than a call, nothing is remembered between calls.
 #include <omp.h>
@@ -113,7 +113,8 @@ void run_layer(Member& member, const Decoder& d, const Layer& layer, const Step&
     norm(layer.post_attention_norm);
     T* activated = static_cast<T*>(buffers.activated);
     multiply(member, layer.gate_up, normed, tokens, [&](int row, int column, const __m512* sums) {
-        store(activated + static_cast<size_t>(row) * d.intermediate + column / 2, _mm512_mul_ps(silu(sums[0]), sums[1]));
+        T* to = activated + static_cast<size_t>(row) * d.intermediate + column / 2;
+        store(to, _mm512_mul_ps(silu(sums[0]), sums[1]));
     });
     multiply(member, layer.down, activated, tokens, add_to_residual);
 }

@@ -1,8 +1,9 @@
 // The few tokens of a row of logits that can still be chosen, in one pass over the vocabulary after the best is known.
 //
 // A row that is cut (top-k, top-p, min-p) keeps what lies within `reach` of its best score, half as far if that is too
-// much, and so on, and the mass of the whole row. A row that is not keeps its contenders: those whose noise may lift them over the best one. The noise is that of
-// worker/noise.py, whose constants come with the call; here it only has to be bounded, so leading bits do.
+// much, and so on, and the mass of the whole row. A row that is not keeps its contenders: those whose noise may lift
+// them over the best one. The noise is that of worker/noise.py, whose constants come with the call; here it only has to
+// be bounded, so leading bits do.
 #pragma once
 
 #include <cmath>
@@ -38,7 +39,8 @@ inline uint64_t unfinished_hash(const Selection& s, uint64_t key, uint64_t token
 inline double gumbel(const Selection& s, uint64_t key, uint64_t token) {
     uint64_t word = unfinished_hash(s, key, token);
     word ^= word >> s.last_shift;
-    return -std::log(-std::log((static_cast<double>(word >> (64 - s.uniform_bits)) + 0.5) * std::ldexp(1.0, -s.uniform_bits)));
+    const double bits = static_cast<double>(word >> (64 - s.uniform_bits)) + 0.5;
+    return -std::log(-std::log(std::ldexp(bits, static_cast<int>(-s.uniform_bits))));
 }
 
 // The leading bits of the hashes of eight tokens from `steps` (token times token_step) as floats.
@@ -91,7 +93,8 @@ inline bool select_within(const Selection& s, int row, float reach) {
     for (int token = 0; token < vocabulary; token += LANES) {
         const __m512 scores = scores_at(token);
         const __m512 distance = _mm512_sub_ps(scores, _mm512_set1_ps(offset));
-        const __m512 share = exp2(_mm512_min_ps(_mm512_mul_ps(distance, _mm512_set1_ps(LOG2_E)), _mm512_set1_ps(126.0f)));
+        const __m512 exponent = _mm512_mul_ps(distance, _mm512_set1_ps(LOG2_E));
+        const __m512 share = exp2(_mm512_min_ps(exponent, _mm512_set1_ps(126.0f)));
         __mmask16 kept;
         if (is_cut) {
             kept = _mm512_cmp_ps_mask(distance, _mm512_set1_ps(-reach), _CMP_GE_OQ);
