@@ -39,7 +39,6 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     (COMPLETIONS, {"logit_bias": {"999999": 5}}, 400, "logit_bias"),
     (COMPLETIONS, {"seed": 2**70}, 400, "seed"),
     (COMPLETIONS, {"n": 65}, 400, "n"),
-    (COMPLETIONS, {"best_of": 65}, 400, "best_of"),
     (CHAT, {"n": 65}, 400, "n"),
     (CHAT, {"messages": []}, 400, "messages"),
     (CHAT, {"messages": "Hello"}, 400, "messages"),
