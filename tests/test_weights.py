@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
-from worker import loading, weights
+from worker import pool_memory, weights
 from worker.config import ConfigError, EngineConfig
 from worker.demo_model import VERSION, DemoModelError, ensure_demo_model
 from worker.loading import check_loadable, load_runner
@@ -153,7 +153,7 @@ def test_what_this_machine_cannot_give_is_refused_before_weights_are_read(
 def test_a_pool_that_the_system_refuses_is_refused_with_both_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "memory_bytes", lambda: 2**62)
+    monkeypatch.setattr(pool_memory, "memory_bytes", lambda: 2**62)
     folder = save_tiny_model(tmp_path, "llama")
     with pytest.raises(ConfigError, match=r"^kv_cache_memory: .* take [0-9.]+ GiB, .* free [0-9.]+ GiB$"):
         load_runner(EngineConfig(model=str(folder), max_model_len=64, device="cpu", kv_cache_memory=99999999 * 2**30))

@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from kv_cache.tensor_pool import TensorPool
-from scheduler.outputs import ScheduledChunk, SchedulerOutputs
 from worker.attention import BackendType
 from worker.attention.backend import AttentionFeatures
 from worker.choices import choose_backend, choose_model
@@ -22,17 +21,21 @@ from worker.config import (
     ConfigError,
     EngineConfig,
     ResolvedConfig,
-    blocks_for,
     check_engine_config,
     resolve_engine_config,
 )
 from worker.model import shape_from_config
-from worker.model_runner import ModelRunner, RunnableModel
+from worker.model_runner import ModelRunner
 from worker.model_support import check_model_supported, check_remote_code
+from worker.pool_memory import (
+    check_pool_memory,
+    default_cpu_cache_bytes,
+    free_cuda_bytes,
+    make_pool,
+    refuse_pool,
+)
 from worker.weights import check_safetensors, read_json_object, resolve_model
 
-DEFAULT_CPU_CACHE_BYTES = 2**30
-CPU_CACHE_SHARE_OF_MEMORY = 10
 #: Larger than any cache asked for: before the profile step nothing is known of what will be free.
 _UNBOUNDED_BYTES = 2**60
 #: More threads than this only wait for each other; very many take down the process.
@@ -112,7 +115,7 @@ def _plan(config: EngineConfig) -> _Plan:
         )
 
     resolved = resolve(_first_cache_bytes(device))
-    _check_pool_memory(config, resolved, block_bytes, device)
+    check_pool_memory(config, resolved, block_bytes, device)
     check_safetensors(folder)
     return _Plan(folder, hf_config, backend_type, device, dtype, resolve, notes)
 
@@ -137,13 +140,13 @@ def load_runner(config: EngineConfig) -> LoadedModel:
     print(f"loading {config.model} ({dtype}, {device})", file=sys.stderr, flush=True)
     model = choose_model(config, folder, hf_config, dtype, device, backend_type)
     if device == "cuda" and config.num_device_blocks is None and config.kv_cache_memory is None:
-        resolved = resolve(_free_cuda_bytes(model, backend_type, resolved, config.gpu_memory_utilization))
+        resolved = resolve(free_cuda_bytes(model, backend_type, resolved, config.gpu_memory_utilization))
     for note in plan.notes + resolved.notes:
         print(note, file=sys.stderr, flush=True)
     try:
-        tensor_pool = _make_pool(model, resolved, resolved.num_device_blocks, resolved.num_host_blocks)
+        tensor_pool = make_pool(model, resolved, resolved.num_device_blocks, resolved.num_host_blocks)
     except RuntimeError as error:
-        _refuse_pool(config, model, resolved, error)
+        refuse_pool(config, model, resolved, error)
     runner = ModelRunner(
         model,
         tensor_pool,
@@ -167,20 +170,6 @@ def load_model_config(folder: Path, *, trust_remote_code: bool) -> PretrainedCon
     config_json = read_json_object(folder / "config.json")
     check_remote_code(config_json, frozenset(CONFIG_MAPPING), trust_remote_code=trust_remote_code)
     return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-
-
-def default_cpu_cache_bytes() -> int:
-    """The smaller of 1 GiB and a tenth of memory."""
-    return min(DEFAULT_CPU_CACHE_BYTES, memory_bytes() // CPU_CACHE_SHARE_OF_MEMORY)
-
-
-def memory_bytes() -> int:
-    """The machine's memory, or the container's limit if that is lower."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        memory = min(memory, int(text))
-    return memory
 
 
 def _choose_device(device: str) -> str:
@@ -207,91 +196,6 @@ def _check_backend(config: EngineConfig, features: AttentionFeatures, dtype: tor
         raise ConfigError("dtype", f"the attention backend does not run {dtype}")
     if features.device_types and device not in features.device_types:
         raise ConfigError("attention_backend", f"{config.attention_backend} does not run on {device}")
-
-
-def _make_pool(
-    model: RunnableModel, resolved: ResolvedConfig, num_device_blocks: int, num_host_blocks: int
-) -> TensorPool:
-    shape = model.shape
-    return TensorPool(
-        shape.num_layers,
-        num_device_blocks,
-        num_host_blocks,
-        resolved.block_size,
-        shape.num_kv_heads,
-        shape.head_size,
-        model.dtype,
-        model.device,
-    )
-
-
-def _check_pool_memory(config: EngineConfig, resolved: ResolvedConfig, block_bytes: int, device: str) -> None:
-    """Refuse what can never fit before weights are read: the system may kill a process that fills memory instead of
-    refusing it. What a CUDA device holds shows when its pool is made."""
-    device_bytes = resolved.num_device_blocks * block_bytes if device == "cpu" else 0
-    host_bytes = resolved.num_host_blocks * block_bytes
-    memory = memory_bytes()
-    if device_bytes > memory:
-        raise _pool_error(_pool_option(config), device_bytes, memory, "this machine has")
-    if device_bytes + host_bytes > memory:
-        raise _pool_error("num_host_blocks", device_bytes + host_bytes, memory, "this machine has")
-
-
-def _refuse_pool(config: EngineConfig, model: RunnableModel, resolved: ResolvedConfig, error: RuntimeError) -> NoReturn:
-    shape = model.shape
-    block_bytes = TensorPool.block_bytes(
-        shape.num_layers, resolved.block_size, shape.num_kv_heads, shape.head_size, model.dtype
-    )
-    if torch.device(model.device).type == "cuda":
-        asked, there = resolved.num_device_blocks * block_bytes, torch.cuda.mem_get_info()[0]
-        if asked <= there:
-            # The device had room, so what failed is something else: most likely the pinned host pool.
-            raise error
-        raise _pool_error(_pool_option(config), asked, there, "the device has free") from error
-    asked = (resolved.num_device_blocks + resolved.num_host_blocks) * block_bytes
-    there = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    raise _pool_error(_pool_option(config), asked, there, "this machine has free") from error
-
-
-def _pool_option(config: EngineConfig) -> str:
-    return "kv_cache_memory" if config.num_device_blocks is None else "num_device_blocks"
-
-
-def _pool_error(option: str, asked: int, there: int, what: str) -> ConfigError:
-    return ConfigError(option, f"the cache's blocks take {asked / 2**30:.1f} GiB, and {what} {there / 2**30:.1f} GiB")
-
-
-def _free_cuda_bytes(
-    model: RunnableModel, backend_type: BackendType, resolved: ResolvedConfig, utilization: float
-) -> int:
-    """Bytes that the cache may take: this share of the device, less what the weights, the largest step and other
-    processes use. Runs a step of the full budget to find out."""
-    budget, block_size = resolved.max_num_batched_tokens, resolved.block_size
-    longest = min(budget, resolved.max_model_len)
-    num_blocks = blocks_for(longest, block_size) + 1
-    pool = _make_pool(model, resolved, num_blocks, 0)
-    runner = ModelRunner(model, pool, backend_type(pool), budget, resolved.max_num_seqs, num_blocks)
-    torch.cuda.reset_peak_memory_stats()
-    # All rows write into the same blocks: only the sizes matter. One row takes what the others leave of the
-    # budget, up to the longest there can be, and as many rows as may run take logits.
-    lengths = [1] * (resolved.max_num_seqs - 1)
-    lengths.append(min(longest, budget - len(lengths)))
-    table = list(range(1, num_blocks))
-    chunks = [
-        ScheduledChunk("profile", row, 0, [0] * length, table, is_prefill=True, do_sample=True)
-        for row, length in enumerate(lengths)
-    ]
-    runner.execute(SchedulerOutputs(step_id=0, chunks=chunks))
-    torch.cuda.synchronize()
-    pool_bytes = num_blocks * TensorPool.block_bytes(
-        pool.num_layers, block_size, pool.num_kv_heads, pool.head_size, pool.dtype
-    )
-    peak = torch.cuda.max_memory_allocated() - pool_bytes
-    del runner, pool
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    used_by_others = total - free - torch.cuda.memory_reserved()
-    return max(0, int(total * utilization) - used_by_others - peak)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
