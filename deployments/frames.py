@@ -1,7 +1,8 @@
 """What a worker's `generate` stream carries to the ingress: lists of plain frames.
 
-The first frame of a stream is `Accepted`, sent at once. Then come `Tokens`, and a `Heartbeat` at least every
-`HEARTBEAT_S` while there is nothing else to say. A missing frame is a stall; missing tokens are not.
+The first frame of a stream is `Accepted`, sent at once, or `Overloaded` and nothing else. Then come `Tokens`, and a
+`Heartbeat` at least every `HEARTBEAT_S` while there is nothing else to say. A missing frame is a stall; missing
+tokens are not.
 """
 
 from dataclasses import dataclass
@@ -36,4 +37,13 @@ class Heartbeat:
     load: EngineLoad
 
 
-Frame = Accepted | Tokens | Heartbeat
+@dataclass(frozen=True, slots=True)
+class Overloaded:
+    """In place of `Accepted`, and the stream's only frame: the worker's queue is full. It may have room for the
+    request in `retry_after_s` seconds."""
+
+    retry_after_s: float
+    load: EngineLoad
+
+
+Frame = Accepted | Overloaded | Tokens | Heartbeat

@@ -15,9 +15,14 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from deployments.frames import Accepted, Frame, Tokens
+from deployments.frames import Accepted, Frame, Overloaded, Tokens
 from deployments.router_state import RouterState
-from deployments.worker_client import RequestRejectedError, WorkerFailedError, WorkerUnavailableError
+from deployments.worker_client import (
+    RequestRejectedError,
+    WorkerFailedError,
+    WorkerOverloadedError,
+    WorkerUnavailableError,
+)
 from deployments.worker_service import WorkerDeadError
 from worker.types import EngineRequest
 
@@ -146,6 +151,8 @@ class ServeWorkerClient:
             if isinstance(frame, Accepted):
                 self._replica_of[request_id] = frame.replica_id
                 continue
+            if isinstance(frame, Overloaded):
+                raise WorkerOverloadedError(frame.retry_after_s)
             self._state.report(request_id, self._replica_of[request_id], frame.load)
             if isinstance(frame, Tokens):
                 for event in frame.events:

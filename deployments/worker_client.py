@@ -14,6 +14,14 @@ class WorkerUnavailableError(Exception):
     """No worker took the request (503)."""
 
 
+class WorkerOverloadedError(Exception):
+    """Every worker's queue is full (429). The first may have room in `retry_after_s` seconds."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(f"every worker's queue is full; try again in {retry_after_s:.0f} s")
+        self.retry_after_s = retry_after_s
+
+
 class RequestRejectedError(Exception):
     """The worker refuses this request for what it asks (400)."""
 
