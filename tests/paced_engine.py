@@ -37,7 +37,7 @@ NUM_HOST_BLOCKS = 512
 
 
 def letters(tokenizer: Tokenizer) -> list[int]:
-    """Ids of one ASCII letter or digit each: answers made of them are equal as text only if they are equal as tokens."""
+    """Ids of one ASCII letter or digit each: answers of them are equal as text only if they are equal as tokens."""
     return [
         token_id
         for token_id in range(tokenizer.vocab_size)
