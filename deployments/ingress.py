@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.api import create_api
 from deployments.api_service import ApiService, ApiSettings
+from deployments.failover import FailoverClient
 from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
 from deployments.model_facts import ModelFacts
 from deployments.router_state import ROUTER_STATE
@@ -63,7 +64,11 @@ class Ingress:
         )
         facts: ModelFacts = await self._describe.remote()
         self._service = ApiService(
-            ServeWorkerClient(worker, settings.timeouts, ROUTER_STATE),
+            FailoverClient(
+                ServeWorkerClient(worker, settings.timeouts, ROUTER_STATE, self._metrics.routed),
+                settings.timeouts.accept_s,
+                self._metrics.failover,
+            ),
             tokenizer,
             ApiSettings(
                 served_model_name=settings.model_name,

@@ -24,7 +24,7 @@ class LoadRouter(RequestRouter):
     """Least work first, each replica a rank of its own (within a rank Serve would choose by its own count).
     Calls that are no requests go round.
 
-    A call with `target_replica` goes to that replica while it lives; it is then idempotent and harmless elsewhere.
+    A call with `target_replica` goes to that replica while it answers; it is idempotent, and harmless elsewhere.
     """
 
     def initialize_state(self, decode_cost_tokens: float = 64.0, **_: Any) -> None:
@@ -41,15 +41,22 @@ class LoadRouter(RequestRouter):
         # Without it Serve asks again at once, in a loop without a pause, when every replica is full.
         pending_request.routing_context.should_backoff = True
         target = pending_request.kwargs.get("target_replica")
-        for replica in candidate_replicas:
-            if replica.replica_id.unique_id == target:
-                return [[replica]]
+        if any(replica.replica_id.unique_id == target for replica in candidate_replicas):
+            # Never it alone: while it does not answer, the call would hold one of Serve's few routing tasks.
+            ranked = sorted(candidate_replicas, key=lambda replica: replica.replica_id.unique_id != target)
+            return [[replica] for replica in ranked]
         request = _request_of(pending_request)
         if request is None:
             ranked = sorted(candidate_replicas, key=self._turn_of)
         else:
             num_tokens = _num_known_tokens(request)
-            ranked = sorted(candidate_replicas, key=lambda replica: self._score(replica, num_tokens))
+            avoided = router_state.ROUTER_STATE.avoided(request.request_id)
+            ranked = sorted(
+                candidate_replicas,
+                key=lambda replica: (
+                    replica.replica_id.unique_id in avoided, self._score(replica, num_tokens)
+                ),
+            )
             router_state.ROUTER_STATE.book(request.request_id, ranked[0].replica_id.unique_id, num_tokens)
         self._take_turn(ranked)
         return [[replica] for replica in ranked]
@@ -61,6 +68,13 @@ class LoadRouter(RequestRouter):
         request = _request_of(pending_request)
         if request is not None:
             router_state.ROUTER_STATE.book(request.request_id, replica_id.unique_id, _num_known_tokens(request))
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Serve's word on who takes requests: one that left has been told to stop, or is dead."""
+        before = {replica_id.unique_id for replica_id in self._replica_id_set}
+        super().update_replicas(replicas)
+        running = {replica.replica_id.unique_id for replica in replicas}
+        router_state.ROUTER_STATE.replicas_changed(running, before - running)
 
     def _take_turn(self, ranked: list[RunningReplica]) -> None:
         self._turn += 1

@@ -102,7 +102,12 @@ class Engine:
             raise RequestError(f"request {request.request_id} is already here")
         if params.n < 1 or (params.beam is not None and params.beam.width < params.n):
             raise RequestError(f"n: {params.n} answers cannot come of it")
-        if params.max_tokens <= max(map(len, request.output_token_ids), default=0):
+        outputs = [list(output) for output in request.output_token_ids] or [[] for _ in range(params.n)]
+        if len(outputs) != params.n:
+            raise RequestError(f"output_token_ids: {len(outputs)} lists for {params.n} samples")
+        if not request.open_samples:
+            raise RequestError("ended_samples: nothing is left to generate")
+        if params.max_tokens <= max(len(outputs[index]) for index in request.open_samples):
             raise RequestError(f"max_tokens: {params.max_tokens} leaves nothing to generate")
         try:
             group = self.scheduler.add(
@@ -110,7 +115,6 @@ class Engine:
             )
         except RequestTooLargeError as error:
             raise RequestError(str(error)) from error
-        outputs = [list(output) for output in request.output_token_ids] or [[] for _ in range(params.n)]
         self._open[request.request_id] = OpenRequest(
             params, request.prompt_token_ids, outputs, group, self._keys, self._beam_search(request)
         )
