@@ -87,9 +87,10 @@ class ChaosServer:
     # -- what it holds -------------------------------------------------------------------------------------------
 
     def request_ids(self, pid: int) -> set[str]:
-        """All requests that this worker process was ever given."""
+        """All requests that this worker process was ever given; a further attempt counts as the request itself."""
         path = self._notes / str(pid)
-        return set(path.read_text().split()) if path.exists() else set()
+        lines = path.read_text().split() if path.exists() else []
+        return {line.partition("~")[0] for line in lines}
 
     def scrape(self) -> Scrape:
         response = httpx.get(f"{self.url}/metrics", timeout=10)
