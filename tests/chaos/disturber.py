@@ -55,7 +55,6 @@ class Disturber:
             await self._kill_one()
         if wanted.redeploy is not None:
             await self._redeploy(wanted.redeploy)
-        await self._all_up()
 
     def pids(self, kind: str) -> list[int]:
         return [event.pid for event in self.events if event.kind == kind]
