@@ -4,6 +4,7 @@ Owns how fast that knowledge ages. Knows neither Serve nor the scoring. Time com
 """
 
 from dataclasses import dataclass, field
+from math import exp
 
 from deployments.prefix_index import PrefixIndex
 from worker.types import EngineLoad
@@ -14,18 +15,23 @@ FRESH_S = 1.0
 STALE_S = 5.0
 #: Serve's health checks find a worker that hangs in about this time; one that does not hang gets work again
 SUSPICION_S = 15.0
+#: what was sent to a replica counts as recent for about so long
+RECENT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaWork:
     """A replica's work: its newest report and the bookings that the report cannot hold yet, as they have aged.
 
-    `num_free_tokens` is None where nothing was reported lately. `step_s` is what a step of fixed content takes there
+    `num_recent_tokens` and `num_recent_requests` were sent there lately, done or not. `num_free_tokens` is None where
+    nothing was reported lately. `step_s` is what a step of fixed content takes there
     (0.0: not known). `is_suspect`: it kept a stream waiting too long a short while ago, and has not reported since.
     """
 
     num_queued_tokens: float = 0.0
     num_requests: float = 0.0
+    num_recent_tokens: float = 0.0
+    num_recent_requests: float = 0.0
     num_free_tokens: float | None = None
     step_s: float = 0.0
     is_suspect: bool = False
@@ -47,10 +53,17 @@ class ReplicaView:
     bookings: dict[str, _Booking] = field(default_factory=dict)
     open_request_ids: set[str] = field(default_factory=set)
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
+    recent_tokens: float = 0.0
+    recent_requests: float = 0.0
+    recent_time_s: float = 0.0
 
     def book(self, request_id: str, num_tokens: int, now: float) -> None:
         self.open_request_ids.add(request_id)
         self.bookings[request_id] = _Booking(num_tokens, now)
+        keep = exp((self.recent_time_s - now) / RECENT_S)
+        self.recent_tokens = keep * self.recent_tokens + num_tokens
+        self.recent_requests = keep * self.recent_requests + 1
+        self.recent_time_s = now
 
     def report(self, request_id: str, load: EngineLoad, now: float) -> None:
         """The load includes the request."""
@@ -81,7 +94,16 @@ class ReplicaView:
                 num_free_tokens = load.num_free_blocks * block_size - num_booked_tokens
             step_s = load.reference_step_s
         is_suspect = self.suspect_since_s is not None and now - self.suspect_since_s < SUSPICION_S
-        return ReplicaWork(num_tokens, num_requests, num_free_tokens, step_s, is_suspect)
+        keep = exp((self.recent_time_s - now) / RECENT_S)
+        return ReplicaWork(
+            num_tokens,
+            num_requests,
+            keep * self.recent_tokens,
+            keep * self.recent_requests,
+            num_free_tokens,
+            step_s,
+            is_suspect,
+        )
 
 
 def _weight(age_s: float) -> float:

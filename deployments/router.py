@@ -23,6 +23,9 @@ BLOCK_SIZE_KEY = "block_size"
 
 #: a worker whose steps take less than so many times those of the fastest counts as being as fast: measurements differ
 MIN_SLOWNESS = 1.5
+#: how much work that was sent lately, and is mostly done, counts beside work that is still to be done: it levels the
+#: shares of workers over time where prefixes or small loads leave a choice
+RECENT_WEIGHT = 0.5
 #: replicas whose costs differ by less, as a share of the lowest or in tokens, take turns: what is known of them is
 #: a little old, and every ingress replica would choose the same one
 NEAR_SHARE = 0.05
@@ -122,8 +125,9 @@ class LoadRouter(RequestRouter):
             num_new = max(num_tokens - state.num_cached_tokens(request.request_id, _id_of(replica)), 1)
             lacks_room = work.num_free_tokens is not None and work.num_free_tokens < num_new
             num_ahead = work.num_queued_tokens + work.num_requests * self._decode_cost_tokens
+            num_recent = work.num_recent_tokens + work.num_recent_requests * self._decode_cost_tokens
             slowness = work.step_s / fastest_s if work.step_s > 0.0 else 1.0
-            cost = (num_ahead + num_new) * (slowness if slowness >= MIN_SLOWNESS else 1.0)
+            cost = (num_ahead + RECENT_WEIGHT * num_recent + num_new) * (slowness if slowness >= MIN_SLOWNESS else 1.0)
             scores.append(_Score(replica, (_id_of(replica) in avoided, work.is_suspect, lacks_room), cost, num_new))
         return scores
 
