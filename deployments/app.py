@@ -86,6 +86,7 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
         max_n=args.max_n,
         most_urgent_priority=args.most_urgent_priority,
         tenant_header=args.tenant_header,
+        enable_prefix_caching=args.enable_prefix_caching,
     )
     return ingress.bind(worker.bind(config, worker_settings), ingress_settings)
 

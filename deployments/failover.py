@@ -59,7 +59,7 @@ class _Patience:
             raise WorkerFailedError(f"{self._num_fruitless} workers failed one after the other: {error}") from error
         if has_progress:
             return 0.0
-        longest_s = min(_FIRST_PAUSE_S * 2 ** (self._num_fruitless - 1), _MAX_PAUSE_S)
+        longest_s: float = min(_FIRST_PAUSE_S * 2 ** (self._num_fruitless - 1), _MAX_PAUSE_S)
         return longest_s * random.uniform(0.5, 1.0)
 
 

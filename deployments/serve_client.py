@@ -16,6 +16,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from deployments.frames import Accepted, Frame, Overloaded, Tokens
+from deployments.prefix_index import PromptBlocks
 from deployments.router_state import RouterState
 from deployments.stream_watch import DrainedError, StalledError, StreamWatch
 from deployments.worker_client import (
@@ -26,12 +27,15 @@ from deployments.worker_client import (
     WorkerUnavailableError,
 )
 from deployments.worker_errors import is_worker_lost
+from worker.prefix_keys import PrefixKeys
 from worker.types import EngineRequest
 
 logger = logging.getLogger(__name__)
 
 #: before a request that no worker took in is sent again
 _RETRY_PAUSE_S = 0.1
+#: of a prompt: naming them takes about 1 µs each on the event loop, and what two prompts share is decided by then
+MAX_NAMED_BLOCKS = 1024
 
 Response = DeploymentResponseGenerator[list[Frame]]
 
@@ -59,8 +63,10 @@ class ServeWorkerClient:
         timeouts: ClientTimeouts,
         state: RouterState,
         on_routed: Callable[[str], None] = lambda reason: None,
+        prefix_keys: PrefixKeys | None = None,
     ) -> None:
-        """`on_routed` is called with the router's reason for each request that a worker took."""
+        """`on_routed` is called with the router's reason for each request that a worker took. `prefix_keys` name the
+        blocks of prompts for the router; without them it looks at load alone."""
         # Serve's gRPC transport: a sixth of the processor time per token of the default one.
         self._generate = handle.options(method_name="generate", stream=True, _by_reference=False)
         self._finish = handle.options(method_name="finish", _by_reference=False)
@@ -68,6 +74,7 @@ class ServeWorkerClient:
         self._timeouts = timeouts
         self._state = state
         self._on_routed = on_routed
+        self._prefix_keys = prefix_keys
         self._replica_of: dict[str, str] = {}
 
     async def generate(
@@ -75,7 +82,7 @@ class ServeWorkerClient:
     ) -> AsyncGenerator[list[Frame], None]:
         request_id = request.request_id
         watch = StreamWatch(self._timeouts.stall_s, self._timeouts.drain_grace_s, self._state.has_running)
-        self._state.open(request_id, avoid, on_left=watch.drain)
+        self._state.open(request_id, avoid, on_left=watch.drain, blocks=self._blocks_of(request))
         response: Response | None = None
         try:
             response, first_frames = await self._until_accepted(request)
@@ -168,6 +175,13 @@ class ServeWorkerClient:
             logger.error("a request failed in worker %s: %r", replica_id, error)
             raise WorkerFailedError("the worker failed on this request") from error
 
+    def _blocks_of(self, request: EngineRequest) -> PromptBlocks | None:
+        if self._prefix_keys is None:
+            return None
+        block_size = self._prefix_keys.block_size
+        prompt = request.prompt_token_ids[: MAX_NAMED_BLOCKS * block_size]
+        return PromptBlocks(self._prefix_keys.extend(self._prefix_keys.root(request.cache_salt), prompt), block_size)
+
     def _observe(self, request_id: str, frames: list[Frame]) -> None:
         for frame in frames:
             if isinstance(frame, Accepted):
@@ -179,6 +193,8 @@ class ServeWorkerClient:
             self._state.report(request_id, replica_id, frame.load)
             if isinstance(frame, Tokens):
                 for event in frame.events:
+                    if event.num_cached_tokens is not None:
+                        self._state.first_token(request_id, event.num_cached_tokens)
                     if event.is_refusal:
                         raise RequestRejectedError(event.error or "the request cannot be run")
                     if event.is_worker_lost:

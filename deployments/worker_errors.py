@@ -2,7 +2,7 @@
 
 import asyncio
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 from ray.exceptions import RayActorError, TaskCancelledError
 
 from deployments.worker_service import WorkerDeadError

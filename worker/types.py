@@ -95,6 +95,7 @@ class EngineLoad:
     """What a worker holds, as the router scores it and the gauges show it.
 
     Blocks without `host` in their name are the device's; free ones include those that are only cached.
+    `reference_step_s` is what a step of a fixed content is foreseen to take (`rates.StepSpeed`); 0.0 until it is known.
     """
 
     num_waiting: int
@@ -106,3 +107,4 @@ class EngineLoad:
     num_used_host_blocks: int = 0
     num_free_host_blocks: int = 0
     num_cached_blocks: int = 0
+    reference_step_s: float = 0.0

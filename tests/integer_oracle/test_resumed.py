@@ -9,7 +9,7 @@ from scheduler import PreemptionMode, SchedulerPolicy
 from tests.integer_oracle.player import Played, Player, check_answers
 from tests.integer_oracle.scenario import Arrival, Scenario, random_scenario
 
-NUM_SCENARIOS = 200
+NUM_SCENARIOS = 80
 
 
 def resumed(scenario: Scenario, rng: Random) -> Scenario:
@@ -54,8 +54,8 @@ def test_a_request_cut_anywhere_goes_on_with_its_solo_tokens(policy: SchedulerPo
         total.num_hit_blocks += played.num_hit_blocks
         num_resumed += sum(any(arrival.num_resumed) for arrival in scenario.arrivals)
         num_with_ended += sum(bool(arrival.ended_samples) for arrival in scenario.arrivals)
-    assert total.num_recomputes > 20
-    assert (total.num_swaps > 10) == (mode is not PreemptionMode.RECOMPUTE)
-    assert total.num_hit_blocks > 100
+    assert total.num_recomputes > 5
+    assert (total.num_swaps > 0) == (mode is not PreemptionMode.RECOMPUTE)
+    assert total.num_hit_blocks > 50
     assert num_resumed > 5 * NUM_SCENARIOS // 2
-    assert num_with_ended > 20
+    assert num_with_ended > 10
