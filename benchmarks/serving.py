@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serving_cost import ProcessTimes
+from benchmarks.serving_departures import Departures
 from benchmarks.serving_runs import MODEL_NAME, Answer, LoopSide, ServedSide, Workload
 from deployments.app import ENGINE_BUILDER, build_with_engine
 from deployments.cli.local_ray import RunningApp
@@ -35,34 +36,6 @@ GOALS = {"ttft_added_ms": 5.0, "lag_p50_ms": 10.0, "throughput_share": 0.9}
 PACED_WORKLOADS = (Workload(1, 16, 64, 12), Workload(8, 32, 64, 48), Workload(32, 96, 64, 64))
 MODEL_WORKLOAD = Workload(32, 32, 128, 64)
 NUM_ROUNDS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Departures:
-    """What the engines' logs say of each request: when it came, and when each of its tokens left."""
-
-    arrived_s: dict[str, float]
-    left_s: dict[str, list[float]]
-
-    @classmethod
-    def read(cls, folder: Path) -> "Departures":
-        arrived_s: dict[str, float] = {}
-        left_s: dict[str, list[float]] = {}
-        for path in folder.glob("*.jsonl"):
-            for line in path.read_text().splitlines():
-                kind, time_s, request_id, num_tokens = json.loads(line)
-                if kind == "arrived":
-                    arrived_s[request_id] = time_s
-                else:
-                    left_s.setdefault(request_id, []).extend([time_s] * num_tokens)
-        return cls(arrived_s, left_s)
-
-    def lags_s(self, answers: list[Answer]) -> list[float]:
-        return [
-            came_s - left_s
-            for answer in answers
-            for came_s, left_s in zip(answer.times_s, self.left_s[answer.request_id], strict=True)
-        ]
 
 
 @dataclass(slots=True)
@@ -95,7 +68,9 @@ def paced_rows(log: Path) -> list[dict[str, Any]]:
                 times.begin()
                 sides["served"].add(ServedSide(url).run(workload, round_))
                 times.end()
-            rows.append(paced_row(workload, sides, Departures.read(log), times))
+            rows.append(
+                paced_row(workload, sides, Departures.of(log, sides["loop"].answers + sides["served"].answers), times)
+            )
     loop.close()
     return rows
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from ray import serve
+from ray.serve.exceptions import RayServeException
 
 from deployments.engine_seam import Deliver, OnDeath
 from deployments.model_facts import ModelFacts
@@ -122,6 +123,14 @@ def build(config: EngineConfig, deliver: Deliver, on_death: OnDeath) -> tuple[Mo
 
 
 def _step_s() -> float:
-    rank = serve.get_replica_context().rank
-    own = "" if rank is None else os.environ.get(f"{STEP_VARIABLE}_OF_WORKER_{rank.rank}", "")
+    own = os.environ.get(f"{STEP_VARIABLE}_OF_WORKER_{_rank()}")
     return float(own or os.environ.get(STEP_VARIABLE, DEFAULT_STEP_MS)) / 1000
+
+
+def _rank() -> int | None:
+    """None where no replica is, as in a benchmark of the loop alone."""
+    try:
+        rank = serve.get_replica_context().rank
+    except RayServeException:
+        return None
+    return None if rank is None else rank.rank

@@ -74,9 +74,9 @@ class ChaosServer:
         wait_until(is_running, timeout_s)
 
     def replicas(self, deployment: str) -> list[dict[str, Any]]:
-        """Those that run."""
-        described = self.application()["deployments"][deployment]["replicas"]
-        return [replica for replica in described if replica["state"] == "RUNNING"]
+        """Those that run. None are named while Serve takes a new configuration in."""
+        described = self.application()["deployments"].get(deployment, {"replicas": []})
+        return [replica for replica in described["replicas"] if replica["state"] == "RUNNING"]
 
     def worker_pids(self) -> list[int]:
         return [replica["pid"] for replica in self.replicas(WORKER_NAME)]
