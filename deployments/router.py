@@ -62,6 +62,13 @@ class LoadRouter(RequestRouter):
         if request is not None:
             router_state.ROUTER_STATE.book(request.request_id, replica_id.unique_id, _num_known_tokens(request))
 
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Serve's word on who takes requests: one that left has been told to stop, or is dead."""
+        before = {replica_id.unique_id for replica_id in self._replica_id_set}
+        super().update_replicas(replicas)
+        running = {replica.replica_id.unique_id for replica in replicas}
+        router_state.ROUTER_STATE.replicas_changed(running, before - running)
+
     def _take_turn(self, ranked: list[RunningReplica]) -> None:
         self._turn += 1
         self._last_turn[ranked[0].replica_id.unique_id] = self._turn

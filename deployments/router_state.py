@@ -7,7 +7,7 @@ It knows neither Serve nor the scoring.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from worker.types import EngineLoad
@@ -50,6 +50,7 @@ class RouterState:
         self._suspect_since_s: dict[str, float] = {}
         self._replicas: dict[str, _Replica] = {}
         self._replica_of: dict[str, str | None] = {}
+        self._running_ids: set[str] = set()
 
     def open(self, request_id: str) -> None:
         """A stream begins. Only an open request can be booked, so a booking cannot outlive its stream."""
@@ -90,6 +91,16 @@ class RouterState:
             now = self._clock()
             recent = {key: since for key, since in self._suspect_since_s.items() if now - since < SUSPICION_S}
             self._suspect_since_s = recent if replica_id is None else {**recent, replica_id: now}
+
+    def replicas_changed(self, running_ids: Iterable[str], left_ids: Iterable[str]) -> None:
+        """Serve's list of replicas is `running_ids`; `left_ids` left it: they are told to stop, or dead."""
+        with self._lock:
+            self._running_ids = set(running_ids)
+
+    def running_ids(self) -> list[str]:
+        """The replicas in Serve's list."""
+        with self._lock:
+            return sorted(self._running_ids)
 
     def work(self, replica_id: str) -> ReplicaWork:
         with self._lock:
