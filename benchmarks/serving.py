@@ -35,6 +35,8 @@ PACED_ENGINE = "tests.paced_engine:build"
 GOALS = {"ttft_added_ms": 5.0, "lag_p50_ms": 10.0, "throughput_share": 0.9}
 PACED_WORKLOADS = (Workload(1, 16, 64, 12), Workload(8, 32, 64, 48), Workload(32, 96, 64, 64))
 MODEL_WORKLOAD = Workload(32, 32, 128, 64)
+MODEL_ROW = f"model_{MODEL_WORKLOAD.num_streams}"
+ROWS = (*(f"paced_{workload.num_streams}" for workload in PACED_WORKLOADS), MODEL_ROW)
 NUM_ROUNDS = 2
 
 
@@ -54,13 +56,13 @@ class Side:
         return 1e3 * statistics.fmean(answer.ttft_s for answer in self.answers)
 
 
-def paced_rows(log: Path) -> list[dict[str, Any]]:
+def paced_rows(log: Path, workloads: list[Workload]) -> list[dict[str, Any]]:
     folder = save_tiny_tokenizer(save_tiny_model(Path(tempfile.mkdtemp()) / "tiny", "llama"))
     args = AppArgs(model=str(folder), served_model_name=MODEL_NAME, metrics_port=0)
     rows = []
     loop = LoopSide(import_builder(PACED_ENGINE), args.to_engine_config())
     with served(args, PACED_ENGINE) as url:
-        for workload in PACED_WORKLOADS:
+        for workload in workloads:
             sides = {"loop": Side(), "served": Side()}
             times = ProcessTimes()
             for round_ in range(NUM_ROUNDS):
@@ -112,7 +114,7 @@ def model_row(model: str) -> dict[str, Any]:
     best = {name: max(side.tokens_per_s) for name, side in sides.items()}
     num_tokens = sum(answer.num_tokens for answer in sides["served"].answers)
     return {
-        "row": f"model_{MODEL_WORKLOAD.num_streams}",
+        "row": MODEL_ROW,
         "throughput_share": best["served"] / best["loop"],
         "loop_tokens_per_s": best["loop"],
         "served_tokens_per_s": best["served"],
@@ -139,7 +141,7 @@ def missed_goals(rows: list[dict[str, Any]]) -> list[str]:
     checks = [
         ("paced_1", "ttft_added_ms", lambda value, goal: value <= goal),
         ("paced_32", "lag_p50_ms", lambda value, goal: value < goal),
-        ("model_32", "throughput_share", lambda value, goal: value >= goal),
+        (MODEL_ROW, "throughput_share", lambda value, goal: value >= goal),
     ]
     return [
         f"{row}: {name} {by_name[row][name]:.2f}, the goal is {GOALS[name]:g}"
@@ -157,12 +159,14 @@ def rounded(value: Any) -> Any:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each row")
-    parser.add_argument("--model", default="demo", help="for the row model_32; none: leave it out")
+    parser.add_argument("--model", default="demo", help=f"of the row {MODEL_ROW}")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as log:
         os.environ[LOG_VARIABLE] = log
-        rows = paced_rows(Path(log))
-    if args.model != "none":
+        paced = [workload for workload in PACED_WORKLOADS if f"paced_{workload.num_streams}" in args.rows]
+        rows = paced_rows(Path(log), paced) if paced else []
+    if MODEL_ROW in args.rows:
         rows.append(model_row(args.model))
     for row in map(rounded, rows):
         print(json.dumps(row) if args.json else "  ".join(f"{name} {value}" for name, value in row.items()))

@@ -1,4 +1,4 @@
-"""What the paced engines write down of their requests, joined to what clients saw. All on the machine's monotonic clock.
+"""What the paced engines write down of their requests, joined to what clients saw; all on one monotonic clock.
 
 Owns the reading of the logs. Knows neither servers nor goals.
 """

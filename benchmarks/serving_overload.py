@@ -87,7 +87,11 @@ def overload(server: ChaosServer, duration_s: float) -> Report:
 
 async def _as_many_as_fit(url: str) -> list[Stream]:
     async with session(url) as http:
-        streams = await asyncio.gather(*(ask(http, _body(number)) for number in range(NUM_AT_ONCE)))
+        asking = []
+        for number in range(NUM_AT_ONCE):
+            asking.append(asyncio.create_task(ask(http, _body(number))))
+            await asyncio.sleep(2 * STEP_S)  # all at once would overflow the queue before a step takes them in
+        streams = await asyncio.gather(*asking)
     assert all(stream.is_done for stream in streams), [stream.end for stream in streams]
     return streams
 

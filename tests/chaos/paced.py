@@ -1,15 +1,19 @@
 """Servers with the paced engine, and streams whose every token is known beforehand."""
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.client import Stream
+from tests.chaos.client import Stream, ask_all
+from tests.chaos.server import ChaosServer
 from tests.paced_engine import STEP_VARIABLE, paced_model
+from tests.server_process import wait_until
 from worker.text import Tokenizer
 from worker.types import SamplingParams
 
 MODEL = "tiny"
+FREED_TIMEOUT_S = 15.0
 
 
 def paced_args(folder: Path, num_workers: int, **options: Any) -> dict[str, Any]:
@@ -48,3 +52,12 @@ class Expected:
             elif stream.texts != [self.text(asked)]:
                 faults.append(f"stream {number}: {stream.texts} instead of {self.text(asked)}")
         return faults
+
+
+def it_answers_as_ever(server: ChaosServer, expected: Expected) -> None:
+    """Nothing is left of what was before, and whoever comes next is served at once."""
+    wait_until(server.is_idle, FREED_TIMEOUT_S)
+    bodies = [body([7, 20 + i], 20) for i in range(8)]
+    streams = asyncio.run(ask_all(server.url, bodies))
+    assert expected.faults(bodies, streams) == []
+    assert max(stream.ttft_s for stream in streams) < 2.0
