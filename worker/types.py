@@ -64,6 +64,11 @@ class EngineRequest:
         """The indices of the samples that are to run."""
         return [index for index in range(self.params.n) if index not in self.ended_samples]
 
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens that are computed before the first new one."""
+        return len(self.prompt_token_ids) + sum(map(len, self.output_token_ids))
+
 
 #: (log-probability of the chosen token, [(token id, log-probability), ...] of the best alternatives, best first)
 TokenLogprobs = tuple[float, list[tuple[int, float]]]
