@@ -120,7 +120,7 @@ def _scaling(args: AppArgs) -> dict[str, Any]:
             downscale_delay_s=args.scale_down_delay_s,
             metrics_interval_s=SCALING_REPORT_S,
             look_back_period_s=SCALING_AVERAGE_S,
-            policy=AutoscalingPolicy(
+            policy=AutoscalingPolicy(  # type: ignore[no-untyped-call]
                 policy_function=SCALING_POLICY, policy_kwargs={"target_queue_s": args.target_queue_s}
             ),
         )
