@@ -57,6 +57,8 @@ def _add_time_limits(group: Any) -> None:
     _add_seconds(group, "step_timeout_s", "a step that runs so long is stuck")
     _add_seconds(group, "accept_timeout_s", "until a worker takes a request in")
     _add_seconds(group, "drain_timeout_s", "time for running answers at the end")
+    _add_seconds(group, "drain_grace_s", "answers of a worker that is told to stop go on elsewhere after so long "
+                 "(default: 10, or half of --drain-timeout-s)")  # fmt: skip
 
 
 def _add_count(group: Any, name: str, help_text: str, metavar: str = "N") -> None:
