@@ -182,9 +182,7 @@ def main() -> None:
             peers = peers_at_hand(setting)
         except PeerError as error:
             parser.error(str(error))
-    config = EngineConfig(
-        model=args.model, dtype=args.dtype, device="cpu", attention_backend=args.attention_backend
-    )
+    config = EngineConfig(model=args.model, dtype=args.dtype, device="cpu", attention_backend=args.attention_backend)
     bench = Bench(replace(config, num_threads=args.num_threads))
     runs: dict[str, list[Row]] = {row: [] for row in args.rows}
     for _ in range(args.repeats):
