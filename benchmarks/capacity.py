@@ -144,7 +144,9 @@ def live_search(
     def miss(rate: float) -> str | None:
         nonlocal num_runs
         num_runs += 1
-        return level_missed(engine, clock, workload.plan(args.num_requests, rate), prompts, num_runs, slo)
+        missed = level_missed(engine, clock, workload.plan(args.num_requests, rate), prompts, num_runs, slo)
+        say(f"  {rate:.3f} requests/s: {'kept' if missed is None else 'missed, ' + missed}")
+        return missed
 
     return search(miss, choice.rate or START_RATE, args.precision, args.max_search_s)
 
@@ -153,21 +155,20 @@ def measure_level(
     args: argparse.Namespace, machine: Machine, workload: TraceWorkload, factor: float, solo_s: float
 ) -> dict[str, Any]:
     slo = Slo(args.slo_ttft_ms / 1e3, factor * solo_s)
-    choices = {policy: choose_budget(machine, workload, args.num_requests, policy, slo) for policy in POLICIES}
-    rates: dict[SchedulerPolicy, list[float]] = {policy: [] for policy in POLICIES}
+    policies = [policy for policy in POLICIES if policy.value in args.policies]
+    choices = {policy: choose_budget(machine, workload, args.num_requests, policy, slo) for policy in policies}
+    rates: dict[SchedulerPolicy, list[float]] = {policy: [] for policy in policies}
     for number in range(args.rounds):
-        for policy in reversed(POLICIES) if number % 2 else POLICIES:
-            found = live_search(args, workload, policy, choices[policy], slo, number)
-            rates[policy].append(found.rate or 0.0)
-            trials = ", ".join(f"{trial.rate:.2f} {trial.miss or 'kept'}" for trial in found.trials)
-            say(f"{factor:g}x, {policy.value}, budget {choices[policy].budget}: {trials}")
+        for policy in reversed(policies) if number % 2 else policies:
+            say(f"{factor:g}x, {policy.value}, budget {choices[policy].budget}, round {number + 1} of {args.rounds}")
+            rates[policy].append(live_search(args, workload, policy, choices[policy], slo, number).rate or 0.0)
     return {
         "slo_factor": factor,
         "slo_itl_ms": round(factor * solo_s * 1e3, 1),
         "slo_ttft_ms": args.slo_ttft_ms,
-        "policies": {policy.value: policy_result(choices[policy], rates[policy]) for policy in POLICIES},
-        "chunked_over_default": ratio(*(rates[policy] for policy in POLICIES)),
-        "simulated_chunked_over_default": ratio(*([choices[policy].rate or 0.0] for policy in POLICIES)),
+        "policies": {policy.value: policy_result(choices[policy], rates[policy]) for policy in policies},
+        "chunked_over_default": ratio(rates),
+        "simulated_chunked_over_default": ratio({policy: [choices[policy].rate or 0.0] for policy in policies}),
     }
 
 
@@ -180,9 +181,10 @@ def policy_result(choice: Choice, rates: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def ratio(default: Sequence[float], chunked: Sequence[float]) -> float | None:
-    """The median of the rounds' ratios; None where `default` carries nothing in one of them."""
-    if not default or min(default) <= 0.0:
+def ratio(rates: dict[SchedulerPolicy, list[float]]) -> float | None:
+    """The median of the rounds' ratios; None where `default` carries nothing, or one of the two was not measured."""
+    default, chunked = (rates.get(policy, []) for policy in POLICIES)
+    if not default or not chunked or min(default) <= 0.0:
         return None
     return round(statistics.median(b / a for a, b in zip(default, chunked, strict=True)), 2)
 
@@ -205,6 +207,8 @@ def main() -> None:
     add("--trace", type=Path, default=TRACE)
     add("--recording", type=Path, help="step times are fitted to it; otherwise to a run that is recorded now")
     add("--slo", type=float, nargs="+", default=[5.0, 25.0], help="times the lone decode step (default: 5 25)")
+    names = [policy.value for policy in POLICIES]
+    add("--policies", nargs="+", choices=names, default=names, help="to measure them one by one")
     add("--slo-ttft-ms", type=float, default=2000.0, help="of the median first token (default: %(default)s)")
     add("--rounds", type=int, default=3, help="searches with the real engine; 0: the simulator alone")
     add("--num-requests", type=int, default=60, help="of the trace, in each trial (default: %(default)s)")

@@ -25,7 +25,7 @@ from worker.engine import Engine
 
 TRACE = Path("../shared/data/traces/azure_2023_code.csv")
 MAX_BUDGET = 512
-NUM_SIMULATED, NUM_LIVE = 400, 64
+NUM_SIMULATED, NUM_LIVE = 400, 32
 SCALE_INPUT, NUM_OUTPUT_TOKENS = 0.25, 64
 SEEDS = (0, 1, 2)
 

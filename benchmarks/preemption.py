@@ -17,7 +17,7 @@ from worker.config import EngineConfig, blocks_for
 from worker.engine import Engine
 
 CONCURRENCY = 32
-NUM_REQUESTS = 64
+NUM_REQUESTS = 40
 INPUT_TOKENS = (64, 448)
 OUTPUT_TOKENS = (64, 320)
 BLOCK_SIZE = 16
