@@ -58,17 +58,25 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: round(statistics.median(run[name] for run in runs), 2) for name in runs[0]}
 
 
-def simulated(machine: Machine, lengths: Sequence[Lengths], concurrency: int, target_ms: float) -> dict[str, Any]:
+def simulated(
+    machine: Machine,
+    lengths: Sequence[Lengths],
+    concurrency: int,
+    target_ms: float,
+    *,
+    seeds: Sequence[int] = SEEDS,
+    budget_step: int = BLOCK_SIZE,
+) -> dict[str, Any]:
     """The governor and every static budget, medians over seeds. `share_of_best_static` None: no budget meets it."""
 
     def run(budget: int, target: float) -> dict[str, float]:
         return medians(
-            [simulated_run(machine, lengths, concurrency, seed, budget=budget, target_ms=target) for seed in SEEDS]
+            [simulated_run(machine, lengths, concurrency, seed, budget=budget, target_ms=target) for seed in seeds]
         )
 
     governed = run(MAX_BUDGET, target_ms)
     best: dict[str, float] | None = None
-    for budget in range(concurrency + BLOCK_SIZE, MAX_BUDGET + 1, BLOCK_SIZE):
+    for budget in range(concurrency + BLOCK_SIZE, MAX_BUDGET + 1, budget_step):
         static = run(budget, 0.0)
         if static["p99_itl_ms"] <= target_ms and (best is None or static["tokens_per_s"] > best["tokens_per_s"]):
             best = static

@@ -4,6 +4,7 @@ Owns what is run for the recording. The fit is `scheduler.step_fit`'s.
 """
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -43,7 +44,7 @@ class NoisySteps:
         return self._machine.model.step_s(work) * self._draw.choice(self._machine.noise)
 
 
-def record_run(path: Path, model: str, num_threads: int | None) -> None:
+def record_run(path: Path, model: str, num_threads: int | None, parts: Sequence[tuple[int, int]] = PARTS) -> None:
     """About half a minute of the demo model on two cores: decodes alone, and beside chunks of all sizes."""
     draw = Random("recording")
     engine = Engine(
@@ -55,7 +56,7 @@ def record_run(path: Path, model: str, num_threads: int | None) -> None:
             record=str(path),
         )
     )
-    for concurrency, count in PARTS:
+    for concurrency, count in parts:
         lengths = [(draw.randint(*INPUT_TOKENS), draw.randint(*OUTPUT_TOKENS)) for _ in range(count)]
         drive(engine, lengths, concurrency, draw)
     engine.close()
