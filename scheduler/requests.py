@@ -34,9 +34,10 @@ class Request:
 def check_fits(request: Request, config: SchedulerConfig, blocks: BlockManager) -> None:
     """Raise RequestTooLargeError unless an idle engine could run the request."""
     num_tokens = len(request.prompt_token_ids) + max(map(len, request.output_token_ids), default=0)
-    if num_tokens >= config.max_model_len:
+    longest = config.max_model_len - min(request.stop_rules.max_tokens, 1)
+    if num_tokens > longest:
         raise RequestTooLargeError(
-            f"the prompt has {num_tokens} tokens; at most {config.max_model_len - 1} "
+            f"the prompt has {num_tokens} tokens; at most {longest} "
             f"leave room for an answer in the context of {config.max_model_len}"
         )
     if request.num_samples > config.max_num_seqs:

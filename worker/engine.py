@@ -7,7 +7,6 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -23,36 +22,23 @@ from scheduler import (
 )
 from scheduler.recording import Recorder
 from scheduler.records import StepRecord
-from worker.beam_search import BeamSearch
 from worker.config import ConfigError, EngineConfig
+from worker.engine_totals import EngineTotals
 from worker.loading import LoadedModel, load_runner
-from worker.open_request import OpenRequest, scheduler_request
+from worker.open_request import OpenRequest, beam_search_of, scheduler_request
 from worker.prefix_keys import PrefixKeys
+from worker.prompt_scores import PromptScores, score_prompts
 from worker.rates import PrefillRate, measure_swap_rate
-from worker.sampler import Sampler, SampleRow
+from worker.sampler import NO_TOKEN, Sampler, SampleRow, has_no_best
 from worker.types import EngineLoad, EngineRequest, TokenEvent
 
 #: tokens of the step that is run before the engine takes requests, so that the first one finds everything warm
 NUM_WARM_UP_TOKENS = 32
+NO_NUMBERS = "the model computed NaN, or no score above minus infinity, for this request"
 
 
 class RequestError(ValueError):
     """The engine refuses this request; the message is for the client."""
-
-
-@dataclass(slots=True)
-class EngineTotals:
-    """What happened since the engine was made."""
-
-    num_steps: int = 0
-    num_prefill_chunks: int = 0
-    num_preemptions_recompute: int = 0
-    num_preemptions_swap: int = 0
-    num_blocks_swapped_out: int = 0
-    num_blocks_swapped_in: int = 0
-    num_discarded_tokens: int = 0
-    num_blocks_queried: int = 0
-    num_blocks_hit: int = 0
 
 
 class Engine:
@@ -86,6 +72,8 @@ class Engine:
             self._keys = PrefixKeys(secret, config.block_size)
         self._open: dict[str, OpenRequest] = {}
         self._events: list[TokenEvent] = []
+        #: requests of the running step for which the model gave no numbers
+        self._broken: set[str] = set()
         self.totals = EngineTotals()
         self._prefill_rate = PrefillRate()
         self._swap_blocks_per_s = measure_swap_rate(loaded.tensor_pool, clock)
@@ -102,26 +90,29 @@ class Engine:
             raise RequestError(f"request {request.request_id} is already here")
         if params.n < 1 or (params.beam is not None and params.beam.width < params.n):
             raise RequestError(f"n: {params.n} answers cannot come of it")
-        if params.max_tokens <= max(map(len, request.output_token_ids), default=0):
+        num_known = max(map(len, request.output_token_ids), default=0)
+        is_for_nothing = params.max_tokens == 0 and not num_known and params.beam is None
+        if params.max_tokens <= num_known and not is_for_nothing:
             raise RequestError(f"max_tokens: {params.max_tokens} leaves nothing to generate")
+        scores: PromptScores | None = None
+        if params.prompt_logprobs is not None and not num_known:  # with output, they have been told
+            scores = PromptScores(request.prompt_token_ids, params.prompt_logprobs)
+        # What the cache holds is not computed, and then it has no scores.
+        keys = self._keys if scores is None else None
         try:
-            group = self.scheduler.add(
-                scheduler_request(request, self.eos_token_ids, self.max_model_len, self._keys, now)
-            )
+            group = self.scheduler.add(scheduler_request(request, self.eos_token_ids, self.max_model_len, keys, now))
         except RequestTooLargeError as error:
             raise RequestError(str(error)) from error
         outputs = [list(output) for output in request.output_token_ids] or [[] for _ in range(params.n)]
         self._open[request.request_id] = OpenRequest(
-            params, request.prompt_token_ids, outputs, group, self._keys, self._beam_search(request)
+            params,
+            request.prompt_token_ids,
+            outputs,
+            group,
+            keys,
+            beam_search_of(request, self.eos_token_ids, self.max_model_len),
+            scores,
         )
-
-    def _beam_search(self, request: EngineRequest) -> BeamSearch | None:
-        params = request.params
-        if params.beam is None:
-            return None
-        max_tokens = min(params.max_tokens, self.max_model_len - len(request.prompt_token_ids))
-        eos_token_ids = frozenset() if params.ignore_eos else frozenset(self.eos_token_ids)
-        return BeamSearch(params.beam, eos_token_ids | frozenset(params.stop_token_ids), max_tokens)
 
     def abort(self, request_id: str) -> None:
         """Drop a request. Unknown and ended ones are left alone."""
@@ -155,8 +146,13 @@ class Engine:
     def _settle(self, outputs: SchedulerOutputs, logits: torch.Tensor) -> None:
         """Sample, tell the scheduler, and make the step's events."""
         chunks = [chunk for chunk in outputs.chunks if chunk.do_sample]
+        if outputs.num_prefill_tokens:
+            self._score_prompts(outputs.chunks)
         samples, block_keys = self._sample(logits, chunks)
         beams = self._advance_beams(logits, chunks)
+        for request_id in self._broken:
+            self._fail(request_id)
+        self._broken.clear()
         newest = {(event.request_id, event.index): event for event in self._events}
         ends = self.scheduler.update(
             outputs.step_id,
@@ -173,6 +169,12 @@ class Engine:
                 self._end_beams(request_id)
         self._count(self.scheduler.records.newest)
 
+    def _score_prompts(self, chunks: list[ScheduledChunk]) -> None:
+        def scores_of(request_id: str) -> PromptScores | None:
+            return self._open[request_id].scores
+
+        self._broken |= score_prompts(chunks, scores_of, self._runner.logits_of, self.vocab_size)
+
     def _sample(
         self, logits: torch.Tensor, chunks: list[ScheduledChunk]
     ) -> tuple[dict[int, list[int]], dict[int, list[BlockKey]]]:
@@ -188,6 +190,9 @@ class Engine:
         samples: dict[int, list[int]] = {}
         block_keys: dict[int, list[BlockKey]] = {}
         for request, row, token in zip(requests, rows, self._sampler.sample(logits, rows), strict=True):
+            if token.token_id == NO_TOKEN:
+                self._broken.add(request.group.request_id)
+                continue
             seq_id = request.seq_id_of(row.sample_index)
             samples[seq_id] = [token.token_id]
             if keys := request.new_block_keys(row, token.token_id, self.block_size):
@@ -200,10 +205,22 @@ class Engine:
         for logits_row, chunk in enumerate(chunks):
             if self._open[chunk.request_id].beam is not None:
                 rows.setdefault(chunk.request_id, []).append(logits_row)
-        return {
-            request_id: self._open[request_id].advance_beams(logits[own_rows, : self.vocab_size])
-            for request_id, own_rows in rows.items()
-        }
+        choices: dict[str, BeamChoices] = {}
+        for request_id, places in rows.items():
+            own_logits = logits[places, : self.vocab_size]
+            if bool(has_no_best(own_logits.amax(dim=-1)).any()):
+                self._broken.add(request_id)
+            else:
+                choices[request_id] = self._open[request_id].advance_beams(own_logits)
+        return choices
+
+    def _fail(self, request_id: str) -> None:
+        """End a request for which the model gave no numbers, and nobody else's."""
+        ends = self.scheduler.end(request_id, SequenceStatus.FINISHED_IGNORED)
+        for event in self._open[request_id].end_events(ends):
+            event.error = NO_NUMBERS
+            self._events.append(event)
+        self._forget_ended({request_id})
 
     def _end_beams(self, request_id: str) -> None:
         self._events += self._open[request_id].beam_events()
@@ -227,17 +244,7 @@ class Engine:
     def _count(self, record: StepRecord) -> None:
         if self._prefill_rate.learn(record):
             self.scheduler.set_rates(self._prefill_rate.tokens_per_s, self._swap_blocks_per_s)
-        totals = self.totals
-        totals.num_steps += 1
-        totals.num_prefill_chunks += len(record.prefill_chunks)
-        totals.num_blocks_swapped_out += record.num_blocks_swapped_out
-        totals.num_blocks_swapped_in += record.num_blocks_swapped_in
-        totals.num_blocks_queried += record.num_blocks_queried
-        totals.num_blocks_hit += record.num_blocks_hit
-        for preemption in record.preemptions:
-            totals.num_preemptions_swap += preemption.mode == "swap"
-            totals.num_preemptions_recompute += preemption.mode == "recompute"
-            totals.num_discarded_tokens += preemption.num_discarded_tokens
+        self.totals.count(record)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
