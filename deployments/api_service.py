@@ -15,7 +15,7 @@ from deployments.answer_meter import AnswerMeter, ApiMetrics
 from deployments.answers import Answer, AnswerAccepted, Delta, TextOptions, follow
 from deployments.merging import merged
 from deployments.protocol.choices import check_limits
-from deployments.protocol.errors import ApiError, bad_request, model_not_found, not_supported
+from deployments.protocol.errors import ApiError, bad_request, model_not_found
 from deployments.protocol.requests import MAX_PRIORITY, ChatRequest, CompletionRequest, GenerationRequest, Prompt
 from deployments.protocol.sampling import check_token_ids, sampling_params
 from deployments.worker_client import (
@@ -86,8 +86,6 @@ class ApiService:
 
     async def completion_jobs(self, request: CompletionRequest, arrival_s: float, tenant: str = "") -> list[Job]:
         self._check(request, len(request.prompt))
-        if request.echo and request.logprobs is not None:
-            raise not_supported("echo", "together with logprobs, which would need the prompt's own, it")
         if not request.prompt:
             raise bad_request("prompt: must not be empty", "prompt")
         if len(request.prompt) > self.settings.max_prompts:
@@ -109,8 +107,11 @@ class ApiService:
         self._check(request, 1)
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
         num_chars = sum(len(message.content) for message in request.messages)
+        template_kwargs = request.chat_template_kwargs or {}
         try:
-            token_ids = await self._off_loop(num_chars, lambda: self.tokenizer.encode_chat(messages))
+            token_ids = await self._off_loop(
+                num_chars, lambda: self.tokenizer.encode_chat(messages, **template_kwargs)
+            )
         except ChatTemplateError as error:
             raise bad_request(f"messages: {error}", "messages") from error
         if not token_ids:
