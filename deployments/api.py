@@ -5,19 +5,20 @@ which the routes find at `app.state.service`.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from deployments.admission import AdmissionGate
 from deployments.answer_meter import ApiMetrics
 from deployments.api_service import ApiService, ApiSettings, Job
-from deployments.disconnects import ClientGoneError, EventStream, unless_disconnected
-from deployments.event_stream import events
+from deployments.disconnects import ClientGoneError, unless_disconnected
+from deployments.event_response import EventStream
+from deployments.event_stream import StreamState, events
 from deployments.protocol.body import read_request
-from deployments.protocol.errors import ApiError, error_body, model_not_found
+from deployments.protocol.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, error_body, model_not_found
 from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.protocol.responses import Envelope, Usage, model_object
 from deployments.ranking import best_answers
@@ -43,14 +44,15 @@ _CLIENT_CLOSED_REQUEST = 499
 def create_api() -> FastAPI:
     """The application; set `app.state.service` before the first request."""
     app = FastAPI(openapi_url=None, exception_handlers=_EXCEPTION_HANDLERS)
+    app.add_middleware(AdmissionGate)
     app.add_middleware(RequestIds)
     started_s = int(time.time())
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready(request: Request) -> Response:
         is_ready = await _service(request).is_ready()
         return JSONResponse({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
@@ -109,17 +111,12 @@ async def _answer(
     response_id = jobs[0].request.request_id.removesuffix("-0")
     envelope = Envelope(response_id, int(time.time()), settings.served_model_name, settings.system_fingerprint)
     usage = Usage(prompt_tokens=sum(len(job.request.prompt_token_ids) for job in jobs))
-    deltas = service.run(jobs)
     if body.stream:
-        stream = events(deltas, rendering, envelope, usage if body.include_usage else None)
-        # What fails before the first token still becomes an HTTP status.
-        try:
-            head = await unless_disconnected(request.receive, _first(stream))
-        except BaseException:
-            # Also where the first token was there already: nobody else knows of the stream yet.
-            await stream.aclose()
-            raise
-        return EventStream(head, stream)
+        state = StreamState()
+        deltas = service.run(jobs, state.accepted)
+        stream = events(deltas, rendering, envelope, usage if body.include_usage else None, state)
+        return EventStream(stream, state, settings.keep_alive_s)
+    deltas = service.run(jobs)
     wholes = await unless_disconnected(request.receive, whole_answers(deltas))
     usage.completion_tokens = sum(whole.num_tokens for whole in wholes)
     usage.cached_tokens = sum(whole.num_cached_tokens for whole in wholes)
@@ -130,10 +127,6 @@ async def _answer(
 
     # Those of a long prompt take longer than other requests should wait.
     return render() if body.num_prompt_logprobs is None else await asyncio.to_thread(render)
-
-
-async def _first(stream: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(stream)
 
 
 def _service(request: Request) -> ApiService:
@@ -148,6 +141,8 @@ def _model(request: Request, created: int) -> dict[str, Any]:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    if error.code == CONTEXT_LENGTH_EXCEEDED:
+        _service(request).count_rejection("too_long")
     return JSONResponse(error.body, error.status, error.headers)
 
 

@@ -4,7 +4,6 @@ One thread drives it: add requests, call `step` while `has_unfinished`, hand the
 """
 
 import secrets
-import sys
 import time
 from collections.abc import Callable
 
@@ -20,15 +19,15 @@ from scheduler import (
     SequenceEnd,
     SequenceStatus,
 )
-from scheduler.recording import Recorder
 from scheduler.records import StepRecord
-from worker.config import ConfigError, EngineConfig
+from worker.config import EngineConfig
 from worker.engine_totals import EngineTotals
 from worker.loading import LoadedModel, load_runner
 from worker.open_request import OpenRequest, beam_search_of, scheduler_request
 from worker.prefix_keys import PrefixKeys
 from worker.prompt_scores import PromptScores, score_prompts
-from worker.rates import PrefillRate, measure_swap_rate
+from worker.rates import PrefillRate, StepSpeed, measure_swap_rate
+from worker.recorder import open_recorder
 from worker.sampler import NO_TOKEN, Sampler, SampleRow, has_no_best
 from worker.types import EngineLoad, EngineRequest, TokenEvent
 
@@ -63,7 +62,7 @@ class Engine:
         self.num_device_blocks = config.num_device_blocks
         self.num_host_blocks = config.num_host_blocks
         self.block_manager = BlockManager(config.block_size, config.num_device_blocks, config.num_host_blocks)
-        self._recorder = _open_recorder(config.record)
+        self._recorder = open_recorder(config.record)
         self.scheduler = Scheduler(config.scheduler_config(), self.block_manager, self._recorder)
         self._sampler = Sampler(facts.vocab_size, facts.eos_token_ids, loaded.tensor_pool.device)
         self._keys: PrefixKeys | None = None
@@ -76,6 +75,7 @@ class Engine:
         self._broken: set[str] = set()
         self.totals = EngineTotals()
         self._prefill_rate = PrefillRate()
+        self._speed = StepSpeed()
         self._swap_blocks_per_s = measure_swap_rate(loaded.tensor_pool, clock)
         self._warm_up()
 
@@ -90,12 +90,17 @@ class Engine:
             raise RequestError(f"request {request.request_id} is already here")
         if params.n < 1 or (params.beam is not None and params.beam.width < params.n):
             raise RequestError(f"n: {params.n} answers cannot come of it")
-        num_known = max(map(len, request.output_token_ids), default=0)
-        is_for_nothing = params.max_tokens == 0 and not num_known and params.beam is None
+        outputs = [list(output) for output in request.output_token_ids] or [[] for _ in range(params.n)]
+        if len(outputs) != params.n:
+            raise RequestError(f"output_token_ids: {len(outputs)} lists for {params.n} samples")
+        if not request.open_samples:
+            raise RequestError("ended_samples: nothing is left to generate")
+        is_for_nothing = params.max_tokens == 0 and params.beam is None and not any(outputs)
+        num_known = max(len(outputs[index]) for index in request.open_samples)
         if params.max_tokens <= num_known and not is_for_nothing:
             raise RequestError(f"max_tokens: {params.max_tokens} leaves nothing to generate")
         scores: PromptScores | None = None
-        if params.prompt_logprobs is not None and not num_known:  # with output, they have been told
+        if params.prompt_logprobs is not None and not any(outputs):  # with output, they have been told
             scores = PromptScores(request.prompt_token_ids, params.prompt_logprobs)
         # What the cache holds is not computed, and then it has no scores.
         keys = self._keys if scores is None else None
@@ -103,7 +108,6 @@ class Engine:
             group = self.scheduler.add(scheduler_request(request, self.eos_token_ids, self.max_model_len, keys, now))
         except RequestTooLargeError as error:
             raise RequestError(str(error)) from error
-        outputs = [list(output) for output in request.output_token_ids] or [[] for _ in range(params.n)]
         self._open[request.request_id] = OpenRequest(
             params,
             request.prompt_token_ids,
@@ -242,6 +246,7 @@ class Engine:
                 del self._open[request_id]
 
     def _count(self, record: StepRecord) -> None:
+        self._speed.learn(record)
         if self._prefill_rate.learn(record):
             self.scheduler.set_rates(self._prefill_rate.tokens_per_s, self._swap_blocks_per_s)
         self.totals.count(record)
@@ -260,6 +265,7 @@ class Engine:
             num_free_host_blocks=blocks.num_free_host_blocks,
             num_used_host_blocks=blocks.num_used_host_blocks,
             num_cached_blocks=blocks.num_cached_device_blocks,
+            reference_step_s=self._speed.reference_step_s,
         )
 
     def records_since(self, step_id: int) -> list[StepRecord]:
@@ -285,14 +291,3 @@ class Engine:
         table = list(range(NULL_BLOCK + 1, num_blocks + NULL_BLOCK + 1))
         chunk = ScheduledChunk("warm-up", 0, 0, [0] * num_tokens, table, True, True)
         self._runner.execute(SchedulerOutputs(0, [chunk]))
-
-
-def _open_recorder(path: str | None) -> Recorder | None:
-    if path is None:
-        return None
-    try:
-        recorder = Recorder(path)
-    except OSError as error:
-        raise ConfigError("record", f"{path}: {error.strerror}") from error
-    print(f"recording to {recorder.path}", file=sys.stderr, flush=True)
-    return recorder

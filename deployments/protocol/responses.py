@@ -99,11 +99,12 @@ def completion_logprobs(
         own, alternatives = entry.logprobs
         logprobs.append(finite(own))
         top.append(_shown(entry.token_id, own, alternatives, token_text))
+    tokens: list[PromptEntry | TokenLogprob] = [*echoed, *entries]
     return {
-        "tokens": [token_text(entry.token_id)[0] for entry in [*echoed, *entries]],
+        "tokens": [token_text(token.token_id)[0] for token in tokens],
         "token_logprobs": logprobs,
         "top_logprobs": top,
-        "text_offset": [entry.text_offset for entry in [*echoed, *entries]],
+        "text_offset": [token.text_offset for token in tokens],
     }
 
 
