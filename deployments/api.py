@@ -2,6 +2,7 @@
 which the routes find at `app.state.service`.
 """
 
+import asyncio
 import logging
 import time
 from typing import Any
@@ -78,7 +79,12 @@ def create_api() -> FastAPI:
         body = await read_request(request, CompletionRequest, service.settings.max_body_bytes)
         tenant = tenant_of(request.headers, service.settings.tenant_header)
         jobs = await service.completion_jobs(body, arrival_s, tenant)
-        rendering = CompletionRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
+        rendering = CompletionRendering(
+            service.tokenizer.token_text,
+            num_logprobs=body.num_logprobs,
+            echo=bool(body.echo),
+            num_prompt_logprobs=body.prompt_logprobs,
+        )
         return await _answer(request, service, body, jobs, rendering)
 
     @app.post("/v1/chat/completions")
@@ -88,7 +94,11 @@ def create_api() -> FastAPI:
         body = await read_request(request, ChatRequest, service.settings.max_body_bytes)
         tenant = tenant_of(request.headers, service.settings.tenant_header)
         jobs = await service.chat_jobs(body, arrival_s, tenant)
-        rendering = ChatRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
+        rendering = ChatRendering(
+            service.tokenizer.token_text,
+            with_logprobs=body.num_logprobs is not None,
+            num_prompt_logprobs=body.prompt_logprobs,
+        )
         return await _answer(request, service, body, jobs, rendering)
 
     return app
@@ -112,7 +122,11 @@ async def _answer(
     usage.cached_tokens = sum(whole.num_cached_tokens for whole in wholes)
     if body.is_ranked:
         wholes = best_answers(wholes, body.num_candidates, body.num_choices)
-    return JSONResponse(whole_response(rendering, envelope, wholes) | {"usage": usage.to_dict()})
+    def render() -> Response:
+        return JSONResponse(whole_response(rendering, envelope, wholes) | {"usage": usage.to_dict()})
+
+    # Those of a long prompt take longer than other requests should wait.
+    return render() if body.num_prompt_logprobs is None else await asyncio.to_thread(render)
 
 
 def _service(request: Request) -> ApiService:

@@ -21,7 +21,6 @@ from deployments.protocol.errors import (
     bad_request,
     deadline_passed,
     model_not_found,
-    not_supported,
     overloaded,
     unavailable,
 )
@@ -111,8 +110,6 @@ class ApiService:
 
     async def completion_jobs(self, request: CompletionRequest, arrival_s: float, tenant: str = "") -> list[Job]:
         self._check(request, len(request.prompt))
-        if request.echo and request.logprobs is not None:
-            raise not_supported("echo", "together with logprobs, which would need the prompt's own, it")
         if not request.prompt:
             raise bad_request("prompt: must not be empty", "prompt")
         if len(request.prompt) > self.settings.max_prompts:
@@ -134,8 +131,11 @@ class ApiService:
         self._check(request, 1)
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
         num_chars = sum(len(message.content) for message in request.messages)
+        template_kwargs = request.chat_template_kwargs or {}
         try:
-            token_ids = await self._off_loop(num_chars, lambda: self.tokenizer.encode_chat(messages))
+            token_ids = await self._off_loop(
+                num_chars, lambda: self.tokenizer.encode_chat(messages, **template_kwargs)
+            )
         except ChatTemplateError as error:
             raise bad_request(f"messages: {error}", "messages") from error
         if not token_ids:
