@@ -58,6 +58,8 @@ def demo_run(num_workers: int, num_in_flight: int, wanted: Disturbances) -> Verd
         "max_num_batched_tokens": TOKEN_BUDGETS[0],
         "kv_cache_memory": "128MiB",
         "metrics_port": 0,
+        # So that a redeploy hands answers over instead of waiting for their ends.
+        "drain_grace_s": 1.0,
     }
     began_s = time.monotonic()
     with chaos_server(options) as server:
@@ -65,10 +67,8 @@ def demo_run(num_workers: int, num_in_flight: int, wanted: Disturbances) -> Verd
         expected = undisturbed(server, requests, num_in_flight)
         say(f"undisturbed answers are there after {time.monotonic() - began_s:.0f} s")
         run = ChaosRun(server, requests, expected, "demo", num_in_flight, DemoMargins())
-        disturber = Disturber(server, num_workers)
+        disturber = Disturber(server, num_workers, say=lambda text: say(f"{time.monotonic() - began_s:6.1f} s {text}"))
         verdict = run.run(disturber, wanted, NUM_REQUESTS)
-    for event in disturber.events:
-        say(f"{event.time_s - began_s:6.1f} s {event.kind} {event.pid or ''}")
     for note in run.notes:
         say(note)
     say(f"took {time.monotonic() - began_s:.0f} s")

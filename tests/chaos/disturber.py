@@ -1,4 +1,4 @@
-"""What happens to the workers during a chaos run: killed, stopped, redeployed, in that order and one at a time.
+"""What happens to the workers during a chaos run: some are killed, one is stopped, all are redeployed.
 
 Owns the order, and when and to which process it happened. Knows nothing of what the answers should be.
 """
@@ -8,10 +8,9 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-
-import psutil
 
 from tests.chaos.server import ChaosServer
 
@@ -43,43 +42,52 @@ class Disturber:
     server: ChaosServer
     num_workers: int
     events: list[Event] = field(default_factory=list)
-    _known: dict[int, psutil.Process] = field(default_factory=dict)
+    say: Callable[[str], None] = lambda text: None
 
     async def disturb(self, wanted: Disturbances) -> None:
+        """One thing at a time, each when all workers are up. Only the stopped one stays stopped meanwhile."""
         kills_before = wanted.num_kills // 2
         for _ in range(kills_before):
             await self._kill_one()
-        if wanted.stop_s:
-            await self._stop_one(wanted.stop_s)
+        stopping = await self._stop_one(wanted.stop_s) if wanted.stop_s else None
         for _ in range(wanted.num_kills - kills_before):
             await self._kill_one()
         if wanted.redeploy is not None:
             await self._redeploy(wanted.redeploy)
+        if stopping is not None:
+            await stopping
 
     def pids(self, kind: str) -> list[int]:
         return [event.pid for event in self.events if event.kind == kind]
 
     async def _kill_one(self) -> None:
         pid = await self._busiest()
-        self.events.append(Event("kill", pid, time.monotonic()))
+        self._note("kill", pid)
         os.kill(pid, signal.SIGKILL)
 
-    async def _stop_one(self, stop_s: float) -> None:
+    async def _stop_one(self, stop_s: float) -> asyncio.Task[None]:
         pid = await self._busiest()
-        self.events.append(Event("stop", pid, time.monotonic()))
+        self._note("stop", pid)
         os.kill(pid, signal.SIGSTOP)
-        await asyncio.sleep(stop_s)
+        return asyncio.create_task(self._continue(pid, stop_s))
+
+    async def _continue(self, pid: int, after_s: float) -> None:
+        await asyncio.sleep(after_s)
         # Serve may have replaced it meanwhile.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
     async def _redeploy(self, changed: dict[str, Any]) -> None:
         before = await self._all_up()
-        self.events.append(Event("redeploy", 0, time.monotonic()))
+        self._note("redeploy", 0)
         await asyncio.to_thread(self.server.deploy, None, **changed)
         async with asyncio.timeout(_ALL_UP_TIMEOUT_S):
             while set(await self._all_up()) & set(before):
                 await asyncio.sleep(_LOOK_PERIOD_S)
+
+    def _note(self, kind: str, pid: int) -> None:
+        self.events.append(Event(kind, pid, time.monotonic()))
+        self.say(f"{kind} {pid or ''}")
 
     async def _busiest(self) -> int:
         """When all are up and one of them holds an answer: the one that was given most."""
