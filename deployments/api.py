@@ -4,19 +4,22 @@ which the routes find at `app.state.service`.
 
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from deployments.answer_meter import ApiMetrics
 from deployments.api_service import ApiService, ApiSettings, Job
 from deployments.disconnects import ClientGoneError, EventStream, unless_disconnected
+from deployments.error_responses import error_response
 from deployments.event_stream import events
+from deployments.key_check import ApiKeyCheck, caller_of, require_admin
 from deployments.protocol.body import read_request
-from deployments.protocol.errors import ApiError, error_body, model_not_found
+from deployments.protocol.errors import ApiError, model_not_found
 from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.protocol.responses import Envelope, Usage, model_object
 from deployments.ranking import best_answers
@@ -27,8 +30,7 @@ from deployments.rendering import (
     whole_answers,
     whole_response,
 )
-from deployments.request_ids import RequestIds
-from deployments.tenants import tenant_of
+from deployments.request_ids import HEADER, RequestIds
 
 __all__ = ["ApiMetrics", "ApiService", "ApiSettings", "create_api"]
 
@@ -37,11 +39,21 @@ logger = logging.getLogger(__name__)
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: what servers log for a client that closed the connection; nobody receives it
 _CLIENT_CLOSED_REQUEST = 499
+#: keys travel in headers, so pages need no cookies of ours
+_CORS: dict[str, Any] = {
+    "allow_methods": ("GET", "POST"),
+    "allow_headers": ("*",),
+    "expose_headers": ("x-request-id", "retry-after"),
+}
 
 
-def create_api() -> FastAPI:
-    """The application; set `app.state.service` before the first request."""
+def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
+    """The application; set `app.state.service` before the first request. Pages of `cors_origins` may ask ("*": all)."""
     app = FastAPI(openapi_url=None, exception_handlers=_EXCEPTION_HANDLERS)
+    # The last one added is the outermost: a preflight needs no key, and every response has its request's id.
+    app.add_middleware(ApiKeyCheck)
+    if cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=cors_origins, **_CORS)
     app.add_middleware(RequestIds)
     started_s = int(time.time())
 
@@ -56,7 +68,9 @@ def create_api() -> FastAPI:
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        return PlainTextResponse(await _service(request).metrics_text(), media_type=METRICS_CONTENT_TYPE)
+        service = _service(request)
+        require_admin(request, service.settings)
+        return PlainTextResponse(await service.metrics_text(), media_type=METRICS_CONTENT_TYPE)
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
@@ -74,8 +88,7 @@ def create_api() -> FastAPI:
         arrival_s = time.monotonic()
         service = _service(request)
         body = await read_request(request, CompletionRequest, service.settings.max_body_bytes)
-        tenant = tenant_of(request.headers, service.settings.tenant_header)
-        jobs = await service.completion_jobs(body, arrival_s, tenant)
+        jobs = await service.completion_jobs(body, arrival_s, caller_of(request, service.settings))
         rendering = CompletionRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
         return await _answer(request, service, body, jobs, rendering)
 
@@ -84,8 +97,7 @@ def create_api() -> FastAPI:
         arrival_s = time.monotonic()
         service = _service(request)
         body = await read_request(request, ChatRequest, service.settings.max_body_bytes)
-        tenant = tenant_of(request.headers, service.settings.tenant_header)
-        jobs = await service.chat_jobs(body, arrival_s, tenant)
+        jobs = await service.chat_jobs(body, arrival_s, caller_of(request, service.settings))
         rendering = ChatRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
         return await _answer(request, service, body, jobs, rendering)
 
@@ -134,14 +146,14 @@ def _model(request: Request, created: int) -> dict[str, Any]:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body, error.status, error.headers)
+    return error_response(request.scope, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Unknown routes and methods, and whatever else the framework refuses by itself."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers) if error.headers else None
-    return JSONResponse(error_body(str(error.detail), error.status_code), error.status_code, headers)
+    return error_response(request.scope, ApiError(error.status_code, str(error.detail), headers=headers))
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
@@ -150,7 +162,8 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:
 
 async def _on_unexpected(request: Request, error: Exception) -> Response:
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return JSONResponse(error_body("internal error", 500, code="internal_error"), 500)
+    headers = {HEADER: request.state.request_id}  # the framework answers this one outside of all middleware
+    return error_response(request.scope, ApiError(500, "internal error", code="internal_error", headers=headers))
 
 
 _EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {

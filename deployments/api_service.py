@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from deployments.answer_meter import AnswerMeter, ApiMetrics
 from deployments.answers import Answer, AnswerAccepted, Delta, TextOptions, follow
+from deployments.keys import ANYBODY, Caller, KeyRing
 from deployments.merging import merged
 from deployments.protocol.choices import check_limits
 from deployments.protocol.errors import ApiError, bad_request, model_not_found, not_supported
@@ -40,7 +41,7 @@ class ApiSettings:
     """`vocab_size` is the model's: ids of prompts must be below it. `generation_defaults` are its own sampling
     defaults (temperature, top_k, top_p, min_p, repetition_penalty); absent ones are OpenAI's. `max_n` bounds the
     answers to a prompt, `max_sequences` those of a call. `most_urgent_priority`: no request is more urgent, whatever
-    it asks."""
+    it asks. With `keys` every route but those of `key_check.OPEN_ROUTES` wants one of them."""
 
     served_model_name: str
     max_model_len: int
@@ -52,6 +53,7 @@ class ApiSettings:
     max_sequences: int = 1024
     most_urgent_priority: int = -MAX_PRIORITY
     tenant_header: str | None = None
+    keys: KeyRing | None = None
     system_fingerprint: str = "stallfree"
 
 
@@ -84,7 +86,9 @@ class ApiService:
         self._client = client
         self._metrics = metrics
 
-    async def completion_jobs(self, request: CompletionRequest, arrival_s: float, tenant: str = "") -> list[Job]:
+    async def completion_jobs(
+        self, request: CompletionRequest, arrival_s: float, caller: Caller = ANYBODY
+    ) -> list[Job]:
         self._check(request, len(request.prompt))
         if request.echo and request.logprobs is not None:
             raise not_supported("echo", "together with logprobs, which would need the prompt's own, it")
@@ -102,10 +106,10 @@ class ApiService:
                 prefix = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
             request_id = base_id if len(prompts) == 1 else f"{base_id}-{index}"
             meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
-            jobs.append(self._job(request, request_id, index, token_ids, "prompt", meter, tenant, prefix))
+            jobs.append(self._job(request, request_id, index, token_ids, "prompt", meter, caller, prefix))
         return jobs
 
-    async def chat_jobs(self, request: ChatRequest, arrival_s: float, tenant: str = "") -> list[Job]:
+    async def chat_jobs(self, request: ChatRequest, arrival_s: float, caller: Caller = ANYBODY) -> list[Job]:
         self._check(request, 1)
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
         num_chars = sum(len(message.content) for message in request.messages)
@@ -116,7 +120,7 @@ class ApiService:
         if not token_ids:
             raise bad_request("messages: the chat template made an empty prompt of them", "messages")
         meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
-        return [self._job(request, f"chatcmpl-{uuid.uuid4().hex}", 0, token_ids, "messages", meter, tenant)]
+        return [self._job(request, f"chatcmpl-{uuid.uuid4().hex}", 0, token_ids, "messages", meter, caller)]
 
     async def run(self, jobs: list[Job]) -> AsyncGenerator[Delta, None]:
         """The text of all answers as it comes. Raises ApiError. The first item waits until every request was taken
@@ -177,7 +181,7 @@ class ApiService:
         token_ids: list[int],
         prompt_param: str,
         meter: AnswerMeter,
-        tenant: str,
+        caller: Caller,
         prefix: str = "",
     ) -> Job:
         """Choices are numbered prompt after prompt. `prefix` is text that comes before each answer."""
@@ -202,8 +206,8 @@ class ApiService:
                 request_id,
                 token_ids,
                 params,
-                priority=max(request.priority or 0, settings.most_urgent_priority),
-                tenant=tenant,
+                priority=max(request.priority or 0, settings.most_urgent_priority, caller.most_urgent_priority),
+                tenant=caller.tenant,
                 cache_salt=request.cache_salt or "",
             ),
             [Answer(first + sample, self.tokenizer, options, prefix) for sample in range(params.n)],

@@ -84,6 +84,8 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
         max_n=args.max_n,
         most_urgent_priority=args.most_urgent_priority,
         tenant_header=args.tenant_header,
+        keys=args.key_ring(),
+        cors_origins=args.cors_origins,
     )
     return ingress.bind(worker.bind(config, worker_settings), ingress_settings)
 

@@ -73,6 +73,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[OneLineParser]") -> OneLi
         help="no request is more urgent, whatever it asks; lower is more urgent (default: -100)")  # fmt: skip
     add("--tenant-header", metavar="NAME", help="HTTP header whose value is the tenant, for --queue-policy fair "
         "(default: none, all requests are one tenant's)")  # fmt: skip
+    add("--api-key-file", metavar="FILE", help="JSON or YAML list of keys, each {key, tenant, admin, weight, "
+        "max_priority}; every route but /health and /ready then wants one (default: STALLFREE_API_KEYS, the same "
+        "list; else none)")  # fmt: skip
+    add("--cors-origin", metavar="ORIGINS", help="origins whose web pages may ask, separated by commas; * for all "
+        "(default: none)")  # fmt: skip
     add_engine_options(parser)
     return parser
 
