@@ -25,7 +25,8 @@ _TELL_WORKER_TIMEOUT_S = 5.0
 @dataclass(slots=True)
 class Delta:
     """What is new of a choice. `num_tokens` are the tokens that this text, or its end, stands for;
-    `num_cached_tokens` those of the prompt that came from the prefix cache, told once for all choices of a prompt."""
+    `num_cached_tokens` those of the prompt that came from the prefix cache, told once for all choices of a prompt.
+    `stop_string` is the one that ended the choice, if any."""
 
     index: int
     text: str
@@ -33,6 +34,7 @@ class Delta:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     num_cached_tokens: int = 0
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class Answer:
         if not self._text and self.finish_reason is None:
             return None
         delta = Delta(self.index, self._text, self._num_unsent_tokens, self._unsent_logprobs, self.finish_reason)
+        delta.stop_string = self._stop_strings.matched
         self._text, self._num_unsent_tokens, self._unsent_logprobs = "", 0, []
         return delta
 

@@ -4,7 +4,7 @@ which the routes find at `app.state.service`.
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import Collection
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,8 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from deployments.answer_meter import ApiMetrics
+from deployments.answering import service_of, streamed, whole
 from deployments.api_service import ApiService, ApiSettings, Job
-from deployments.disconnects import ClientGoneError, EventStream, unless_disconnected
+from deployments.dialects import messages_routes, responses_routes, tokens_routes
+from deployments.disconnects import ClientGoneError
 from deployments.error_responses import error_response
 from deployments.event_stream import events
 from deployments.key_check import ApiKeyCheck, caller_of, require_admin
@@ -27,7 +29,6 @@ from deployments.rendering import (
     ChatRendering,
     CompletionRendering,
     Rendering,
-    whole_answers,
     whole_response,
 )
 from deployments.request_ids import HEADER, RequestIds
@@ -63,12 +64,12 @@ def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
 
     @app.get("/ready")
     async def ready(request: Request) -> Response:
-        is_ready = await _service(request).is_ready()
+        is_ready = await service_of(request).is_ready()
         return JSONResponse({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        service = _service(request)
+        service = service_of(request)
         require_admin(request, service.settings)
         return PlainTextResponse(await service.metrics_text(), media_type=METRICS_CONTENT_TYPE)
 
@@ -78,7 +79,7 @@ def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
 
     @app.get("/v1/models/{model_id:path}")
     async def model(request: Request, model_id: str) -> Response:
-        settings = _service(request).settings
+        settings = service_of(request).settings
         if model_id != settings.served_model_name:
             raise model_not_found(settings.served_model_name)
         return JSONResponse(_model(request, started_s))
@@ -86,7 +87,7 @@ def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         arrival_s = time.monotonic()
-        service = _service(request)
+        service = service_of(request)
         body = await read_request(request, CompletionRequest, service.settings.max_body_bytes)
         jobs = await service.completion_jobs(body, arrival_s, caller_of(request, service.settings))
         rendering = CompletionRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
@@ -95,12 +96,15 @@ def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         arrival_s = time.monotonic()
-        service = _service(request)
+        service = service_of(request)
         body = await read_request(request, ChatRequest, service.settings.max_body_bytes)
         jobs = await service.chat_jobs(body, arrival_s, caller_of(request, service.settings))
         rendering = ChatRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
         return await _answer(request, service, body, jobs, rendering)
 
+    app.include_router(tokens_routes.router)
+    app.include_router(messages_routes.router)
+    app.include_router(responses_routes.router)
     return app
 
 
@@ -111,18 +115,12 @@ async def _answer(
     response_id = jobs[0].request.request_id.removesuffix("-0")
     envelope = Envelope(response_id, int(time.time()), settings.served_model_name, settings.system_fingerprint)
     usage = Usage(prompt_tokens=sum(len(job.request.prompt_token_ids) for job in jobs))
-    deltas = service.run(jobs)
     if body.stream:
-        stream = events(deltas, rendering, envelope, usage if body.include_usage else None)
-        # What fails before the first token still becomes an HTTP status.
-        try:
-            head = await unless_disconnected(request.receive, _first(stream))
-        except BaseException:
-            # Also where the first token was there already: nobody else knows of the stream yet.
-            await stream.aclose()
-            raise
-        return EventStream(head, stream)
-    wholes = await unless_disconnected(request.receive, whole_answers(deltas))
+        shown_usage = usage if body.include_usage else None
+        return await streamed(
+            request, service, jobs, lambda deltas: events(deltas, rendering, envelope, shown_usage)
+        )
+    wholes = await whole(request, service, jobs)
     usage.completion_tokens = sum(whole.num_tokens for whole in wholes)
     usage.cached_tokens = sum(whole.num_cached_tokens for whole in wholes)
     if body.is_ranked:
@@ -130,17 +128,8 @@ async def _answer(
     return JSONResponse(whole_response(rendering, envelope, wholes) | {"usage": usage.to_dict()})
 
 
-async def _first(stream: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(stream)
-
-
-def _service(request: Request) -> ApiService:
-    service: ApiService = request.app.state.service
-    return service
-
-
 def _model(request: Request, created: int) -> dict[str, Any]:
-    settings = _service(request).settings
+    settings = service_of(request).settings
     return model_object(settings.served_model_name, created, settings.max_model_len)
 
 

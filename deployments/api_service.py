@@ -6,7 +6,7 @@ Knows neither routes nor the shapes of responses.
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,7 +17,14 @@ from deployments.keys import ANYBODY, Caller, KeyRing
 from deployments.merging import merged
 from deployments.protocol.choices import check_limits
 from deployments.protocol.errors import ApiError, bad_request, model_not_found, not_supported
-from deployments.protocol.requests import MAX_PRIORITY, ChatRequest, CompletionRequest, GenerationRequest, Prompt
+from deployments.protocol.requests import (
+    MAX_PRIORITY,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    Message,
+    Prompt,
+)
 from deployments.protocol.sampling import check_token_ids, sampling_params
 from deployments.worker_client import (
     RequestRejectedError,
@@ -97,7 +104,7 @@ class ApiService:
         if len(request.prompt) > self.settings.max_prompts:
             raise bad_request(f"prompt: at most {self.settings.max_prompts} prompts in one request", "prompt")
         num_chars = sum(len(prompt) for prompt in request.prompt)
-        prompts = await self._off_loop(num_chars, lambda: [self._prompt_ids(prompt) for prompt in request.prompt])
+        prompts = await self.off_loop(num_chars, lambda: [self._prompt_ids(prompt) for prompt in request.prompt])
         base_id = f"cmpl-{uuid.uuid4().hex}"
         jobs = []
         for index, (prompt, token_ids) in enumerate(zip(request.prompt, prompts, strict=True)):
@@ -109,18 +116,27 @@ class ApiService:
             jobs.append(self._job(request, request_id, index, token_ids, "prompt", meter, caller, prefix))
         return jobs
 
-    async def chat_jobs(self, request: ChatRequest, arrival_s: float, caller: Caller = ANYBODY) -> list[Job]:
+    async def chat_jobs(
+        self, request: ChatRequest, arrival_s: float, caller: Caller = ANYBODY, id_prefix: str = "chatcmpl-"
+    ) -> list[Job]:
         self._check(request, 1)
-        messages = [message.model_dump(exclude_none=True) for message in request.messages]
-        num_chars = sum(len(message.content) for message in request.messages)
+        token_ids = await self.chat_ids(request.messages)
+        meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
+        return [self._job(request, f"{id_prefix}{uuid.uuid4().hex}", 0, token_ids, "messages", meter, caller)]
+
+    async def chat_ids(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """The prompt of a conversation."""
+        plain = [message.model_dump(exclude_none=True) for message in messages]
+        num_chars = sum(len(message.content) for message in messages)
         try:
-            token_ids = await self._off_loop(num_chars, lambda: self.tokenizer.encode_chat(messages))
+            token_ids = await self.off_loop(
+                num_chars, lambda: self.tokenizer.encode_chat(plain, add_generation_prompt=add_generation_prompt)
+            )
         except ChatTemplateError as error:
             raise bad_request(f"messages: {error}", "messages") from error
         if not token_ids:
             raise bad_request("messages: the chat template made an empty prompt of them", "messages")
-        meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
-        return [self._job(request, f"chatcmpl-{uuid.uuid4().hex}", 0, token_ids, "messages", meter, caller)]
+        return token_ids
 
     async def run(self, jobs: list[Job]) -> AsyncGenerator[Delta, None]:
         """The text of all answers as it comes. Raises ApiError. The first item waits until every request was taken
@@ -216,14 +232,18 @@ class ApiService:
 
     def _check(self, request: GenerationRequest, num_prompts: int) -> None:
         """What needs no tokens: the model, and limits before anything is made."""
-        if request.model != self.settings.served_model_name:
-            raise model_not_found(self.settings.served_model_name)
+        self.check_model(request.model)
         check_limits(
             request,
             num_prompts=num_prompts,
             max_n=self.settings.max_n,
             max_sequences=self.settings.max_sequences,
         )
+
+    def check_model(self, model: str | None) -> None:
+        """None: whichever there is, for routes that do not insist on a name."""
+        if model is not None and model != self.settings.served_model_name:
+            raise model_not_found(self.settings.served_model_name)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -235,5 +255,6 @@ class ApiService:
             raise bad_request("prompt: must not be empty", "prompt")
         return token_ids
 
-    async def _off_loop(self, num_chars: int, work: Callable[[], T]) -> T:
+    async def off_loop(self, num_chars: int, work: Callable[[], T]) -> T:
+        """The result of work on so much text, in a thread where it would hold up others."""
         return await asyncio.to_thread(work) if num_chars > _TOKENIZE_ON_LOOP_CHARS else work()

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 from fastapi import FastAPI
-from starlette.routing import Route
+from fastapi.routing import iter_route_contexts
 
 from deployments.api import ApiService, ApiSettings, create_api
 from tests.fake_worker import CountedMetrics, FakeWorker
@@ -89,8 +89,7 @@ def routes_of(app: FastAPI) -> list[tuple[str, str]]:
     """(method, path) of every route, whether it is documented or not."""
     return [
         (method, route.path_format)
-        for route in app.routes
-        if isinstance(route, Route)
+        for route in iter_route_contexts(app.routes)
         for method in sorted(route.methods or ())
         if method != "HEAD"
     ]

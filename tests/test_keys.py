@@ -84,9 +84,7 @@ def test_no_key_and_no_digest_is_shown() -> None:
     assert SECRET.encode() not in ring.digests
 
 
-def test_keys_come_from_the_file_or_else_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_come_from_the_file_or_else_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert AppArgs().key_ring() is None
     monkeypatch.setenv("STALLFREE_API_KEYS", json.dumps(["of-the-environment"]))
     ring = AppArgs().key_ring()

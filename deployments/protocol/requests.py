@@ -4,17 +4,15 @@ Null means the default for every optional field. What depends on the model (its 
 defaults) is checked in `sampling.py`.
 """
 
-import logging
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from deployments.protocol.choices import check_choices
-from deployments.protocol.errors import bad_request, from_validation, not_supported
-
-logger = logging.getLogger(__name__)
+from deployments.protocol.errors import bad_request
+from deployments.protocol.parsing import Refusals, parse_body
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
@@ -24,11 +22,9 @@ MAX_LOGIT_BIASES = 1024
 MAX_MESSAGES = 4096
 MAX_PRIORITY = 100
 MAX_CACHE_SALT_CHARS = 256
-_MAX_NAMED_UNKNOWN_FIELDS = 20
 
 Prompt = str | list[int]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-_RequestT = TypeVar("_RequestT", bound="GenerationRequest")
 
 
 def _stop_list(value: Any) -> Any:
@@ -149,17 +145,7 @@ class GenerationRequest(_Body):
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
         """Raises ApiError that names the field."""
-        refuse_unsupported(body)
-        known = cls.model_fields.keys() | _REFUSED.keys()
-        unknown = [name for name in body if name not in known]
-        if unknown:
-            # Names alone, bounded and escaped: values are the client's own matter.
-            names = ", ".join(repr(name[:64]) for name in unknown[:_MAX_NAMED_UNKNOWN_FIELDS])
-            logger.warning("ignored %d unknown request fields: %s", len(unknown), names)
-        try:
-            request = cls.model_validate(dict(body))
-        except ValidationError as error:
-            raise from_validation(error) from None
+        request = parse_body(cls, body, _REFUSED)
         request.check()
         return request
 
@@ -240,7 +226,7 @@ class ChatRequest(GenerationRequest):
 
 
 #: Fields that would change the answer and are not there yet: the values that ask for nothing, and what is refused.
-_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+_REFUSED: Refusals = {
     "suffix": ((None, ""), "text after the completion"),
     "tools": ((None, [], {}, ""), "calling tools"),
     "tool_choice": ((None, "", "none", "auto"), "calling tools"),
@@ -256,11 +242,3 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "modalities": ((None, [], ["text"]), "output other than text"),
     "audio": ((None,), "output other than text"),
 }
-
-
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    for name, (neutral, what) in _REFUSED.items():
-        value = body.get(name)
-        # `0 == False`, but they are not the same to a client
-        if not any(value == allowed and type(value) is type(allowed) for allowed in neutral):
-            raise not_supported(name, what)
