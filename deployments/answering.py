@@ -7,11 +7,13 @@ from starlette.responses import Response
 
 from deployments.answers import Delta
 from deployments.api_service import ApiService, Job
-from deployments.disconnects import EventStream, unless_disconnected
+from deployments.disconnects import unless_disconnected
+from deployments.event_response import EventStream
+from deployments.event_stream import StreamState
 from deployments.rendering import whole_answers
 
 #: from the answers' deltas to the bytes of a stream
-StreamRendering = Callable[[AsyncGenerator[Delta, None]], AsyncGenerator[bytes, None]]
+StreamRendering = Callable[[AsyncGenerator[Delta, None], StreamState], AsyncGenerator[bytes, None]]
 
 
 def service_of(request: Request) -> ApiService:
@@ -24,17 +26,8 @@ async def whole(request: Request, service: ApiService, jobs: list[Job]) -> list[
     return await unless_disconnected(request.receive, whole_answers(service.run(jobs)))
 
 
-async def streamed(request: Request, service: ApiService, jobs: list[Job], rendering: StreamRendering) -> Response:
-    """What fails before the first token still becomes an HTTP status."""
-    stream = rendering(service.run(jobs))
-    try:
-        head = await unless_disconnected(request.receive, _first(stream))
-    except BaseException:
-        # Also where the first token was there already: nobody else knows of the stream yet.
-        await stream.aclose()
-        raise
-    return EventStream(head, stream)
-
-
-async def _first(stream: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(stream)
+def streamed(service: ApiService, jobs: list[Job], rendering: StreamRendering) -> Response:
+    """What fails before the headers have left still becomes an HTTP status."""
+    state = StreamState()
+    stream = rendering(service.run(jobs, state.accepted), state)
+    return EventStream(stream, state, service.settings.keep_alive_s)

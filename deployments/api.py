@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from deployments.admission import AdmissionGate
 from deployments.answer_meter import ApiMetrics
 from deployments.answering import service_of, streamed, whole
 from deployments.api_service import ApiService, ApiSettings, Job
@@ -21,7 +22,7 @@ from deployments.error_responses import error_response
 from deployments.event_stream import events
 from deployments.key_check import ApiKeyCheck, caller_of, require_admin
 from deployments.protocol.body import read_request
-from deployments.protocol.errors import ApiError, model_not_found
+from deployments.protocol.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, model_not_found
 from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.protocol.responses import Envelope, Usage, model_object
 from deployments.ranking import best_answers
@@ -52,17 +53,18 @@ def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
     """The application; set `app.state.service` before the first request. Pages of `cors_origins` may ask ("*": all)."""
     app = FastAPI(openapi_url=None, exception_handlers=_EXCEPTION_HANDLERS)
     # The last one added is the outermost: a preflight needs no key, and every response has its request's id.
+    app.add_middleware(AdmissionGate)
     app.add_middleware(ApiKeyCheck)
     if cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=cors_origins, **_CORS)
     app.add_middleware(RequestIds)
     started_s = int(time.time())
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready(request: Request) -> Response:
         is_ready = await service_of(request).is_ready()
         return JSONResponse({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
@@ -117,8 +119,8 @@ async def _answer(
     usage = Usage(prompt_tokens=sum(len(job.request.prompt_token_ids) for job in jobs))
     if body.stream:
         shown_usage = usage if body.include_usage else None
-        return await streamed(
-            request, service, jobs, lambda deltas: events(deltas, rendering, envelope, shown_usage)
+        return streamed(
+            service, jobs, lambda deltas, state: events(deltas, rendering, envelope, shown_usage, state)
         )
     wholes = await whole(request, service, jobs)
     usage.completion_tokens = sum(whole.num_tokens for whole in wholes)
@@ -135,6 +137,8 @@ def _model(request: Request, created: int) -> dict[str, Any]:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    if error.code == CONTEXT_LENGTH_EXCEEDED:
+        service_of(request).count_rejection("too_long")
     return error_response(request.scope, error)
 
 

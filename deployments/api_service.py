@@ -11,12 +11,21 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from deployments.admission import Admission
 from deployments.answer_meter import AnswerMeter, ApiMetrics
 from deployments.answers import Answer, AnswerAccepted, Delta, TextOptions, follow
 from deployments.keys import ANYBODY, Caller, KeyRing
 from deployments.merging import merged
 from deployments.protocol.choices import check_limits
-from deployments.protocol.errors import ApiError, bad_request, model_not_found, not_supported
+from deployments.protocol.errors import (
+    ApiError,
+    bad_request,
+    deadline_passed,
+    model_not_found,
+    not_supported,
+    overloaded,
+    unavailable,
+)
 from deployments.protocol.requests import (
     MAX_PRIORITY,
     ChatRequest,
@@ -30,6 +39,7 @@ from deployments.worker_client import (
     RequestRejectedError,
     WorkerClient,
     WorkerFailedError,
+    WorkerOverloadedError,
     WorkerUnavailableError,
 )
 from worker.text import ChatTemplateError, Tokenizer
@@ -40,7 +50,6 @@ T = TypeVar("T")
 
 #: tokenizing more characters than this takes longer than other requests should wait
 _TOKENIZE_ON_LOOP_CHARS = 2048
-_RETRY_AFTER_S = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,9 @@ class ApiSettings:
     """`vocab_size` is the model's: ids of prompts must be below it. `generation_defaults` are its own sampling
     defaults (temperature, top_k, top_p, min_p, repetition_penalty); absent ones are OpenAI's. `max_n` bounds the
     answers to a prompt, `max_sequences` those of a call. `most_urgent_priority`: no request is more urgent, whatever
-    it asks. With `keys` every route but those of `key_check.OPEN_ROUTES` wants one of them."""
+    it asks. `request_timeout_s`: no request takes longer, whatever it asks; 0: as long as it takes. `keep_alive_s`: a
+    stream is not silent for longer; 0: off. `max_open_requests`: calls that may be open; 0: no limit. With `keys` every
+    route but those of `key_check.OPEN_ROUTES` wants one of them."""
 
     served_model_name: str
     max_model_len: int
@@ -61,6 +72,9 @@ class ApiSettings:
     most_urgent_priority: int = -MAX_PRIORITY
     tenant_header: str | None = None
     keys: KeyRing | None = None
+    request_timeout_s: float = 0.0
+    keep_alive_s: float = 0.0
+    max_open_requests: int = 0
     system_fingerprint: str = "stallfree"
 
 
@@ -71,10 +85,16 @@ class Job:
     request: EngineRequest
     answers: list[Answer]
     meter: AnswerMeter
+    timeout_s: float | None
+
+    @property
+    def deadline_s(self) -> float | None:
+        return None if self.timeout_s is None else self.meter.arrival_s + self.timeout_s
 
 
 class ApiService:
-    """What the routes of one ingress use. `is_ready` and `metrics_text` come from whoever knows the cluster."""
+    """What the routes of one ingress use. `is_ready`, `is_any_worker` (without asking anybody) and `metrics_text` come
+    from whoever knows the cluster."""
 
     def __init__(
         self,
@@ -85,13 +105,19 @@ class ApiService:
         *,
         is_ready: Callable[[], Awaitable[bool]],
         metrics_text: Callable[[], Awaitable[str]],
+        is_any_worker: Callable[[], bool] = lambda: True,
     ) -> None:
         self.tokenizer = tokenizer
         self.settings = settings
-        self.is_ready = is_ready
         self.metrics_text = metrics_text
+        self.count_rejection = metrics.request_rejected
+        self.admission = Admission(settings.max_open_requests, metrics.request_rejected, is_any_worker)
+        self._is_ready = is_ready
         self._client = client
         self._metrics = metrics
+
+    async def is_ready(self) -> bool:
+        return not self.admission.is_draining and await self._is_ready()
 
     async def completion_jobs(
         self, request: CompletionRequest, arrival_s: float, caller: Caller = ANYBODY
@@ -138,9 +164,9 @@ class ApiService:
             raise bad_request("messages: the chat template made an empty prompt of them", "messages")
         return token_ids
 
-    async def run(self, jobs: list[Job]) -> AsyncGenerator[Delta, None]:
+    async def run(self, jobs: list[Job], accepted: asyncio.Event | None = None) -> AsyncGenerator[Delta, None]:
         """The text of all answers as it comes. Raises ApiError. The first item waits until every request was taken
-        by a worker, so that what refuses one of them is known before anything is sent."""
+        by a worker, so that what refuses one of them is known before anything is sent; `accepted` is set then."""
         num_waiting = len(jobs)
         meters = {answer.index: job.meter for job in jobs for answer in job.answers}
         held: list[Delta] = []
@@ -148,6 +174,8 @@ class ApiService:
             async for item in items:
                 if isinstance(item, AnswerAccepted):
                     num_waiting -= 1
+                    if num_waiting == 0 and accepted is not None:
+                        accepted.set()
                 else:
                     held.append(item)
                 if num_waiting == 0:
@@ -160,28 +188,39 @@ class ApiService:
         outcome = "abort"  # unless something else ends it: the client left
         is_refused = False
         num_open = len(job.answers)
+        passed = deadline_passed(job.timeout_s or 0.0)
         try:
-            async with aclosing(follow(self._client, job.request, job.answers)) as items:
-                async for item in items:
-                    if isinstance(item, Delta) and item.finish_reason is not None:
-                        num_open -= 1
-                        if num_open == 0:
-                            outcome = item.finish_reason
-                    yield item
-                    if outcome != "abort":
-                        job.meter.finished(outcome)  # before the worker is told, which may take a while
+            with self.admission.cutoff(job.deadline_s, passed) as cutoff:
+                async with aclosing(follow(self._client, job.request, job.answers)) as items:
+                    while (item := await cutoff.guard(anext(items, None))) is not None:
+                        if isinstance(item, Delta) and item.finish_reason is not None:
+                            num_open -= 1
+                            if num_open == 0:
+                                outcome = item.finish_reason
+                        yield item
+                        if outcome != "abort":
+                            job.meter.finished(outcome)  # before the worker is told, which may take a while
         except RequestRejectedError as error:
             is_refused = True
+            job.meter.rejected("refused")
             raise bad_request(error.message, error.param, error.code) from error
+        except WorkerOverloadedError as error:
+            is_refused = True
+            job.meter.rejected("queue_full")
+            raise overloaded(error.retry_after_s) from error
         except WorkerUnavailableError as error:
             outcome = "error"
+            job.meter.rejected("unavailable")
             logger.warning("request %s: %s", job.request.request_id, error)
-            headers = {"Retry-After": str(_RETRY_AFTER_S)}
-            raise ApiError(503, str(error), code="worker_unavailable", headers=headers) from error
+            raise unavailable(str(error)) from error
         except WorkerFailedError as error:
             outcome = "error"
             logger.error("request %s: %s", job.request.request_id, error)
             raise ApiError(500, str(error), code="worker_failed") from error
+        except ApiError as error:
+            outcome = "error"
+            job.meter.rejected("deadline" if error is passed else "draining")
+            raise
         except Exception:
             outcome = "error"
             raise
@@ -228,6 +267,7 @@ class ApiService:
             ),
             [Answer(first + sample, self.tokenizer, options, prefix) for sample in range(params.n)],
             meter,
+            _shorter(request.timeout, settings.request_timeout_s),
         )
 
     def _check(self, request: GenerationRequest, num_prompts: int) -> None:
@@ -258,3 +298,10 @@ class ApiService:
     async def off_loop(self, num_chars: int, work: Callable[[], T]) -> T:
         """The result of work on so much text, in a thread where it would hold up others."""
         return await asyncio.to_thread(work) if num_chars > _TOKENIZE_ON_LOOP_CHARS else work()
+
+
+def _shorter(asked_s: float | None, limit_s: float) -> float | None:
+    """Of the time a request gives itself and the one the server gives it (0: any); None: neither."""
+    if asked_s is None or not limit_s:
+        return asked_s or limit_s or None
+    return min(asked_s, limit_s)

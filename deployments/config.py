@@ -20,6 +20,8 @@ RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_O
 PREFIX_CACHE_SECRET_VARIABLE = "STALLFREE_PREFIX_CACHE_SECRET"
 #: the text of a key file, in place of one
 API_KEYS_VARIABLE = "STALLFREE_API_KEYS"
+#: most answers end by themselves in this time
+DEFAULT_DRAIN_GRACE_S = 10.0
 
 
 class AppArgs(BaseModel):
@@ -30,6 +32,16 @@ class AppArgs(BaseModel):
     model: str = Field(default="demo", min_length=1)
     served_model_name: str | None = Field(default=None, min_length=1)
     num_workers: int = Field(default=1, ge=1)
+    #: with different bounds an autoscaler chooses between them; absent ones are `num_workers`
+    min_workers: int | None = Field(default=None, ge=1)
+    max_workers: int | None = Field(default=None, ge=1)
+    #: more workers are wanted where the waiting prompts would take the present ones longer than this
+    target_queue_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    #: how long more, or fewer, workers must have been wanted
+    scale_up_delay_s: float = Field(default=10.0, ge=0)
+    scale_down_delay_s: float = Field(default=300.0, ge=0)
+    #: replicas of the HTTP API
+    num_ingress: int = Field(default=1, ge=1)
     chat_template: str | None = None
     metrics_host: str = "127.0.0.1"
     #: 0: no scrape port; the ingress's /metrics works either way
@@ -42,6 +54,18 @@ class AppArgs(BaseModel):
     accept_timeout_s: float = Field(default=30.0, gt=0)
     #: answers that are running when a replica is told to stop have so long to end
     drain_timeout_s: float = Field(default=20.0, ge=0)
+    #: answers of a worker that is told to stop go on elsewhere after so long; by default 10, or half of the above
+    drain_grace_s: float | None = Field(default=None, ge=0)
+    #: no request takes longer, whatever it asks; 0: as long as it takes
+    request_timeout_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    #: a stream is not silent for longer; 0: off
+    keep_alive_s: float = Field(default=15.0, ge=0, allow_inf_nan=False)
+    #: prompt tokens that may wait at one worker; 0: any; by default 128 steps of the whole token budget
+    max_queued_tokens: int | None = Field(default=None, ge=0)
+    #: requests that may wait at one worker; 0: any
+    max_queued_requests: int = Field(default=1024, ge=0)
+    #: calls that may be open at one ingress replica; 0: any
+    max_open_requests: int = Field(default=4096, ge=0)
     #: most answers to one prompt: bounds `n`, `best_of` and `beam_width`
     max_n: int = Field(default=64, ge=1)
     #: no request is more urgent, whatever it asks (lower is more urgent)
@@ -124,6 +148,27 @@ class AppArgs(BaseModel):
         except KeysError as error:
             raise ConfigError(option, str(error)) from None
 
+    @property
+    def effective_drain_grace_s(self) -> float:
+        """Below `drain_timeout_s`, at which Serve ends the replica. Raises `ConfigError` where it is not."""
+        if self.drain_grace_s is None:
+            return min(DEFAULT_DRAIN_GRACE_S, self.drain_timeout_s / 2)
+        if self.drain_grace_s >= max(self.drain_timeout_s, 1e-9):
+            raise ConfigError(
+                "drain_grace_s", f"must be below drain_timeout_s ({self.drain_timeout_s:g}), got {self.drain_grace_s:g}"
+            )
+        return self.drain_grace_s
+
+    @property
+    def worker_bounds(self) -> tuple[int, int]:
+        """The fewest and the most workers. Raises `ConfigError` where there is nothing between them."""
+        fewest = self.num_workers if self.min_workers is None else self.min_workers
+        most = self.num_workers if self.max_workers is None else self.max_workers
+        if most < fewest:
+            option = "min_workers" if self.max_workers is None else "max_workers"
+            raise ConfigError(option, f"between {fewest} and {most} workers there is no number to choose")
+        return fewest, most
+
     def to_engine_config(self) -> EngineConfig:
         """Checked as far as it can be without a model. Raises `ConfigError`, which names the option."""
         values = {name: getattr(self, name) for name in option_names()}
@@ -165,6 +210,8 @@ def app_args_from(values: dict[str, Any]) -> AppArgs:
         given = "" if option == "prefix_cache_secret" else f", got {first['input']!r}"
         raise ConfigError(option, f"{first['msg']}{given}") from None
     args.to_engine_config()
+    _ = args.effective_drain_grace_s
+    _ = args.worker_bounds
     return args
 
 

@@ -27,18 +27,20 @@ class Api:
     settings: dict[str, Any] = field(default_factory=dict)
     is_ready: bool = True
     cors_origins: tuple[str, ...] = ()
+    are_workers_running: bool = True
 
     def __post_init__(self) -> None:
         self.tokenizer = tokenizer_of(self.kind)
         settings = {"max_model_len": MAX_MODEL_LEN, "vocab_size": self.tokenizer.vocab_size} | self.settings
         self.app = create_api(self.cors_origins)
-        self.app.state.service = ApiService(
+        self.service = self.app.state.service = ApiService(
             self.worker,
             self.tokenizer,
             ApiSettings(served_model_name=MODEL, **settings),
             self.metrics,
             is_ready=self._is_ready,
             metrics_text=self._metrics_text,
+            is_any_worker=lambda: self.are_workers_running,
         )
 
     async def _is_ready(self) -> bool:

@@ -119,6 +119,10 @@ class CountedMetrics:
     ttfts_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
     num_tokens: int = 0
+    rejections: list[str] = field(default_factory=list)
+
+    def request_rejected(self, reason: str) -> None:
+        self.rejections.append(reason)
 
     def request_finished(self, finish_reason: str, prompt_tokens: int, e2e_s: float) -> None:
         assert e2e_s >= 0

@@ -26,7 +26,7 @@ async def messages(request: Request) -> Response:
     model = settings.served_model_name
     if body.stream:
         events = MessageEvents(message_id, model, num_prompt_tokens, request.state.request_id)
-        return await streamed(request, service, jobs, lambda deltas: named_events(deltas, events))
+        return streamed(service, jobs, lambda deltas, state: named_events(deltas, events, state))
     (answer,) = await whole(request, service, jobs)
     return JSONResponse(message_object(message_id, model, num_prompt_tokens, answer))
 

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from deployments.answers import Delta
+from deployments.event_stream import StreamState
 from deployments.protocol.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -29,18 +30,20 @@ class EventRendering(Protocol):
     def failure(self, error: ApiError) -> list[Event]: ...
 
 
-async def named_events(deltas: AsyncGenerator[Delta, None], rendering: EventRendering) -> AsyncGenerator[bytes, None]:
-    """The bytes of one stream. A failure before the first is raised; a later one is told as the last events."""
-    has_begun = False
+async def named_events(
+    deltas: AsyncGenerator[Delta, None], rendering: EventRendering, state: StreamState
+) -> AsyncGenerator[bytes, None]:
+    """The bytes of one stream. A failure before it has begun is raised; a later one is told as the last events."""
+    is_first = True
     try:
         async with aclosing(deltas):
             async for delta in deltas:
-                events = [] if has_begun else rendering.begin(delta)
-                has_begun = True
+                events = rendering.begin(delta) if is_first else []
+                is_first = False
                 yield _bytes([*events, *rendering.delta(delta)])
         yield _bytes(rendering.end())
     except Exception as error:
-        if not has_begun:
+        if not state.has_begun:
             raise
         yield _bytes(rendering.failure(_as_api_error(error, rendering.response_id)))
 

@@ -35,7 +35,7 @@ async def responses(request: Request) -> Response:
     token_text = service.tokenizer.token_text if body.with_logprobs else None
     if body.stream:
         events = ResponseEvents(envelope, token_text)
-        return await streamed(request, service, jobs, lambda deltas: named_events(deltas, events))
+        return streamed(service, jobs, lambda deltas, state: named_events(deltas, events, state))
     text = ResponseText(envelope, token_text)
     (answer,) = await whole(request, service, jobs)
     text.add(answer)

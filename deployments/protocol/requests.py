@@ -135,6 +135,7 @@ class GenerationRequest(_Body):
     length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = None
     early_stopping: Annotated[bool | str | None, BeforeValidator(_early_stopping)] = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    timeout: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
