@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from deployments import openapi_routes
 from deployments.admission import AdmissionGate
 from deployments.answer_meter import ApiMetrics
 from deployments.answering import service_of, streamed, whole
@@ -21,10 +22,12 @@ from deployments.disconnects import ClientGoneError
 from deployments.error_responses import error_response
 from deployments.event_stream import events
 from deployments.key_check import ApiKeyCheck, caller_of, require_admin
+from deployments.openapi import describe
 from deployments.protocol.body import read_request
 from deployments.protocol.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, model_not_found
 from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.protocol.responses import Envelope, Usage, model_object
+from deployments.protocol.schemas import ChatCompletion, Completion, Model, ModelList, Status
 from deployments.ranking import best_answers
 from deployments.rendering import (
     ChatRendering,
@@ -51,7 +54,7 @@ _CORS: dict[str, Any] = {
 
 def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
     """The application; set `app.state.service` before the first request. Pages of `cors_origins` may ask ("*": all)."""
-    app = FastAPI(openapi_url=None, exception_handlers=_EXCEPTION_HANDLERS)
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, exception_handlers=_EXCEPTION_HANDLERS)
     # The last one added is the outermost: a preflight needs no key, and every response has its request's id.
     app.add_middleware(AdmissionGate)
     app.add_middleware(ApiKeyCheck)
@@ -60,33 +63,35 @@ def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
     app.add_middleware(RequestIds)
     started_s = int(time.time())
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health", **describe(None, Status))
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
-    @app.api_route("/ready", methods=["GET", "HEAD"])
+    @app.head("/ready", include_in_schema=False)
+    @app.get("/ready", **describe(None, Status, also={503: "No worker answers"}, error=Status))
     async def ready(request: Request) -> Response:
         is_ready = await service_of(request).is_ready()
         return JSONResponse({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse, **describe(None, also={403: "The key is no admin's"}))
     async def metrics(request: Request) -> Response:
         service = service_of(request)
         require_admin(request, service.settings)
         return PlainTextResponse(await service.metrics_text(), media_type=METRICS_CONTENT_TYPE)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", **describe(None, ModelList))
     async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_model(request, started_s)]})
 
-    @app.get("/v1/models/{model_id:path}")
+    @app.get("/v1/models/{model_id:path}", **describe(None, Model, also={404: "There is no such model"}))
     async def model(request: Request, model_id: str) -> Response:
         settings = service_of(request).settings
         if model_id != settings.served_model_name:
             raise model_not_found(settings.served_model_name)
         return JSONResponse(_model(request, started_s))
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", **describe(CompletionRequest, Completion, is_work=True, is_stream=True))
     async def completions(request: Request) -> Response:
         arrival_s = time.monotonic()
         service = service_of(request)
@@ -95,7 +100,7 @@ def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
         rendering = CompletionRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
         return await _answer(request, service, body, jobs, rendering)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", **describe(ChatRequest, ChatCompletion, is_work=True, is_stream=True))
     async def chat_completions(request: Request) -> Response:
         arrival_s = time.monotonic()
         service = service_of(request)
@@ -107,6 +112,7 @@ def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
     app.include_router(tokens_routes.router)
     app.include_router(messages_routes.router)
     app.include_router(responses_routes.router)
+    app.include_router(openapi_routes.router)
     return app
 
 

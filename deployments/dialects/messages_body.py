@@ -13,6 +13,7 @@ from deployments.protocol.requests import (
     MAX_STOP_STRINGS,
     ChatRequest,
     Message,
+    TextPart,
 )
 
 _REFUSED: Refusals = {
@@ -53,7 +54,7 @@ class _Body(BaseModel):
 
 class MessagesMessage(_Body):
     role: Literal["user", "assistant"]
-    content: Annotated[str, BeforeValidator(_text_of)]
+    content: Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | list[TextPart])]
 
 
 class Metadata(_Body):
@@ -65,7 +66,7 @@ class CountTokensRequest(_Body):
 
     model: str
     messages: Annotated[list[MessagesMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: Annotated[str | None, BeforeValidator(_text_of)] = None
+    system: Annotated[str | None, BeforeValidator(_text_of, json_schema_input_type=str | list[TextPart] | None)] = None
     metadata: Metadata | None = None
     cache_control: dict[str, Any] | None = None
 

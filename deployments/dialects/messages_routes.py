@@ -9,13 +9,18 @@ from deployments.answering import service_of, streamed, whole
 from deployments.dialects.messages_answer import MessageEvents, message_object
 from deployments.dialects.messages_body import CountTokensRequest, MessagesRequest
 from deployments.dialects.named_events import named_events
+from deployments.dialects.schemas import AnthropicMessage, MessagesError, TokenCount
 from deployments.key_check import caller_of
+from deployments.openapi import describe
 from deployments.protocol.body import read_request
 
 router = APIRouter()
 
 
-@router.post("/v1/messages")
+@router.post(
+    "/v1/messages",
+    **describe(MessagesRequest, AnthropicMessage, is_work=True, is_stream=True, error=MessagesError),
+)
 async def messages(request: Request) -> Response:
     arrival_s = time.monotonic()
     service = service_of(request)
@@ -31,7 +36,7 @@ async def messages(request: Request) -> Response:
     return JSONResponse(message_object(message_id, model, num_prompt_tokens, answer))
 
 
-@router.post("/v1/messages/count_tokens")
+@router.post("/v1/messages/count_tokens", **describe(CountTokensRequest, TokenCount, error=MessagesError))
 async def count_tokens(request: Request) -> Response:
     service = service_of(request)
     body = await read_request(request, CountTokensRequest, service.settings.max_body_bytes)

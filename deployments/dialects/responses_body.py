@@ -70,9 +70,14 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
+class InputTextPart(_Body):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
 class InputMessage(_Body):
     role: Literal["user", "assistant", "system", "developer"]
-    content: Annotated[str, BeforeValidator(_text_of)]
+    content: Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | list[InputTextPart])]
 
 
 class TextFormat(_Body):
@@ -86,13 +91,19 @@ class TextOptions(_Body):
 
 class ResponsesRequest(_Body):
     model: str
-    input: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(_items)]
+    input: Annotated[
+        list[InputMessage],
+        Field(min_length=1, max_length=MAX_MESSAGES),
+        BeforeValidator(_items, json_schema_input_type=str | Annotated[list[InputMessage], Field(min_length=1)]),
+    ]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    include: Annotated[list[str] | None, BeforeValidator(_include)] = None
+    include: Annotated[
+        list[str] | None, BeforeValidator(_include, json_schema_input_type=list[Literal[_LOGPROBS, *_ABSENT]] | None)
+    ] = None
     text: TextOptions | None = None
     stream: bool | None = None
     metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None

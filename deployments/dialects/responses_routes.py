@@ -9,13 +9,15 @@ from deployments.answering import service_of, streamed, whole
 from deployments.dialects.named_events import named_events
 from deployments.dialects.responses_answer import ResponseEnvelope, ResponseEvents, ResponseText
 from deployments.dialects.responses_body import ResponsesRequest
+from deployments.dialects.schemas import ResponseObject
 from deployments.key_check import caller_of
+from deployments.openapi import describe
 from deployments.protocol.body import read_request
 
 router = APIRouter()
 
 
-@router.post("/v1/responses")
+@router.post("/v1/responses", **describe(ResponsesRequest, ResponseObject, is_work=True, is_stream=True))
 async def responses(request: Request) -> Response:
     arrival_s = time.monotonic()
     service = service_of(request)

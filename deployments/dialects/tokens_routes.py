@@ -7,7 +7,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.answering import service_of
+from deployments.dialects.schemas import Detokenized, Tokenized, Version
 from deployments.dialects.tokens_body import DetokenizeRequest, TokenizeRequest
+from deployments.openapi import describe
 from deployments.protocol.body import read_request
 from deployments.protocol.sampling import check_token_ids
 
@@ -16,7 +18,7 @@ router = APIRouter()
 _VERSION = version("stallfree")
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", **describe(TokenizeRequest, Tokenized))
 async def tokenize(request: Request) -> Response:
     service = service_of(request)
     settings = service.settings
@@ -42,7 +44,7 @@ async def tokenize(request: Request) -> Response:
     return JSONResponse(answer)
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", **describe(DetokenizeRequest, Detokenized))
 async def detokenize(request: Request) -> Response:
     service = service_of(request)
     body = await read_request(request, DetokenizeRequest, service.settings.max_body_bytes)
@@ -54,6 +56,6 @@ async def detokenize(request: Request) -> Response:
     return JSONResponse({"prompt": text})
 
 
-@router.get("/version")
+@router.get("/version", **describe(None, Version))
 async def get_version() -> Response:
     return JSONResponse({"version": _VERSION})

@@ -92,13 +92,28 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
+#: As clients send them, for the OpenAPI page.
+_StopStrings = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]], Field(max_length=MAX_STOP_STRINGS)
+]
+_LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100.0, le=100.0)]],
+    Field(max_length=MAX_LOGIT_BIASES),
+]
+
+
+class TextPart(_Body):
+    type: Literal["text"]
+    text: str
+
+
 class StreamOptions(_Body):
     include_usage: bool | None = None
 
 
 class Message(_Body):
     role: Role  # before `content`, whose check looks at it
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[TextPart] | None)]
     name: str | None = None
 
 
@@ -115,7 +130,7 @@ class GenerationRequest(_Body):
     stop: Annotated[
         list[Annotated[str, Field(max_length=MAX_STOP_STRING_CHARS)]] | None,
         Field(max_length=MAX_STOP_STRINGS),
-        BeforeValidator(_stop_list),
+        BeforeValidator(_stop_list, json_schema_input_type=str | _StopStrings | None),
     ] = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -126,14 +141,17 @@ class GenerationRequest(_Body):
     logit_bias: Annotated[
         dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] | None,
         Field(max_length=MAX_LOGIT_BIASES),
-        BeforeValidator(_logit_bias),
+        BeforeValidator(_logit_bias, json_schema_input_type=_LogitBias | None),
     ] = None
     n: Annotated[int, Field(ge=1)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     use_beam_search: bool | None = None
     beam_width: Annotated[int, Field(ge=1)] | None = None
     length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = None
-    early_stopping: Annotated[bool | str | None, BeforeValidator(_early_stopping)] = None
+    early_stopping: Annotated[
+        bool | str | None,
+        BeforeValidator(_early_stopping, json_schema_input_type=bool | Literal["never"] | None),
+    ] = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     timeout: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
@@ -191,7 +209,9 @@ class GenerationRequest(_Body):
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: Annotated[list[Prompt], BeforeValidator(_prompts)]
+    prompt: Annotated[
+        list[Prompt], BeforeValidator(_prompts, json_schema_input_type=Prompt | list[str] | list[list[int]])
+    ]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
