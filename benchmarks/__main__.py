@@ -51,6 +51,13 @@ def scheduler_rows(line: Line) -> list[Cells]:
     return [(what, f"{line['us_per_sequence']:.2f} µs for each of them", f"{step_ms:.2f} ms a step")]
 
 
+def record_rows(line: Line) -> list[Cells]:
+    what = f"a step's record, {line['running']:,} running"
+    return [
+        (what, f"{line['record_us']:.0f} µs", f"{line['share']:.2%} of the decode step of {line['step_ms']:.0f} ms")
+    ]
+
+
 def python_rows(line: Line) -> list[Cells]:
     """Whatever figures a line has: `running` says for how many answers."""
     figures = [
@@ -65,6 +72,7 @@ PARTS = (
     Part("benchmarks.engine", ("--json",), engine_rows),
     Part("benchmarks.long_prompt_gap", ("--json",), gap_rows),
     Part("benchmarks.bench_scheduler", (), scheduler_rows),
+    Part("benchmarks.step_records", (), record_rows),
     Part("benchmarks.python_per_step", ("--json",), python_rows),
 )
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import Part, engine_rows, gap_rows, lines_of, python_rows, scheduler_rows, table
+from benchmarks.__main__ import Part, engine_rows, gap_rows, lines_of, python_rows, record_rows, scheduler_rows, table
 
 
 def test_a_decode_row_shows_its_step_and_how_far_that_is_from_memory() -> None:
@@ -28,6 +28,9 @@ def test_costs_of_the_scheduler_are_shown_for_one_answer_and_for_a_step() -> Non
     line = {"running": 256, "waiting": 10_000, "us_per_sequence": 1.5, "queue_policy": "fair"}
     assert scheduler_rows(line) == [
         ("scheduler, 256 running, 10,000 waiting (fair)", "1.50 µs for each of them", "0.38 ms a step")
+    ]
+    assert record_rows({"running": 256, "record_us": 30.2, "step_ms": 120.0, "share": 0.00025}) == [
+        ("a step's record, 256 running", "30 µs", "0.03% of the decode step of 120 ms")
     ]
     assert python_rows({"running": 32, "python_ms": 0.5, "name": "x"}) == [
         ("Python per step, 32 running", "python ms 0.5", "")
