@@ -129,7 +129,9 @@ class FakeLoop:
 
     def _load(self) -> EngineLoad:
         used = sum(1 + len(held.request.prompt_token_ids) // BLOCK_SIZE for held in self._running.values())
-        num_queued = sum(held.request.num_known_tokens for held in self._running.values() if not held.output)
+        num_queued = sum(
+            held.request.num_known_tokens for held in self._running.values() if not any(held.outputs.values())
+        )
         return EngineLoad(0, len(self._running), 0, num_queued, NUM_BLOCKS - used, used)
 
     def _run(self) -> None:
