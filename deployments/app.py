@@ -97,6 +97,8 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
         max_n=args.max_n,
         most_urgent_priority=args.most_urgent_priority,
         tenant_header=args.tenant_header,
+        keys=args.key_ring(),
+        cors_origins=args.cors_origins,
         max_open_requests=args.max_open_requests,
         request_timeout_s=args.request_timeout_s,
         keep_alive_s=args.keep_alive_s,

@@ -108,6 +108,11 @@ class RouterState:
 
     # -- what the router tells ------------------------------------------------------------------------------------
 
+    def running_ids(self) -> list[str]:
+        """The replicas in Serve's list."""
+        with self._lock:
+            return sorted(self._running_ids)
+
     def book(self, request_id: str, replica_id: str, num_tokens: int, reason: str = "load") -> None:
         """`request_id` goes to `replica_id`, which has `num_tokens` of it to compute; a booking elsewhere moves."""
         with self._lock:
@@ -161,11 +166,6 @@ class RouterState:
         with self._lock:
             stream = self._streams.get(request_id)
             return stream.avoid if stream is not None else frozenset()
-
-    def running_ids(self) -> list[str]:
-        """The replicas that take requests."""
-        with self._lock:
-            return sorted(self._running_ids)
 
     def has_running(self) -> bool:
         """Whether there is a replica that takes requests."""

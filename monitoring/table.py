@@ -193,13 +193,6 @@ _INGRESS_METRICS = (
         "error",
     ),
     _counter(
-        "stallfree_rejections_total",
-        "Requests that were turned away before their first token, by why",
-        INGRESS,
-        "reason",
-        *REJECTION_REASONS,
-    ),
-    _counter(
         "stallfree_failovers_total",
         "Workers lost to running requests, which then went on elsewhere where they could: its process or engine died, "
         "it gave no sign of life, or it was told to stop and its time was over",
@@ -218,6 +211,13 @@ _INGRESS_METRICS = (
         "prefix",
         "load",
         "only",
+    ),
+    _counter(
+        "stallfree_rejections_total",
+        "Requests that were turned away before their first token, by why",
+        INGRESS,
+        "reason",
+        *REJECTION_REASONS,
     ),
     _histogram(
         "stallfree_time_to_first_token_seconds",
