@@ -5,7 +5,7 @@ BIN := .venv/bin
 SET_UP := .venv/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve test test-slow oracle lint bench bench-claims bench-peers bench-scheduler
+.PHONY: help setup model demo serve test test-slow oracle chaos lint bench bench-claims bench-peers bench-scheduler
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test-slow: model  ## the long checks
 
 oracle: model  ## the whole model oracle against plain Transformers, with its counts
 	$(BIN)/python -m pytest -m oracle -s
+
+chaos: model  ## kill, stop and redeploy workers under load; the last line is JSON
+	@$(BIN)/python -m tests.chaos
 
 bench: model  ## the main table: speed, distance from memory, the gap of a long prompt, Python per step
 	@$(BIN)/python -m benchmarks

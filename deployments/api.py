@@ -2,6 +2,7 @@
 which the routes find at `app.state.service`.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Collection
@@ -97,7 +98,12 @@ def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
         service = service_of(request)
         body = await read_request(request, CompletionRequest, service.settings.max_body_bytes)
         jobs = await service.completion_jobs(body, arrival_s, caller_of(request, service.settings))
-        rendering = CompletionRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
+        rendering = CompletionRendering(
+            service.tokenizer.token_text,
+            num_logprobs=body.num_logprobs,
+            echo=bool(body.echo),
+            num_prompt_logprobs=body.prompt_logprobs,
+        )
         return await _answer(request, service, body, jobs, rendering)
 
     @app.post("/v1/chat/completions", **describe(ChatRequest, ChatCompletion, is_work=True, is_stream=True))
@@ -106,7 +112,11 @@ def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
         service = service_of(request)
         body = await read_request(request, ChatRequest, service.settings.max_body_bytes)
         jobs = await service.chat_jobs(body, arrival_s, caller_of(request, service.settings))
-        rendering = ChatRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
+        rendering = ChatRendering(
+            service.tokenizer.token_text,
+            with_logprobs=body.num_logprobs is not None,
+            num_prompt_logprobs=body.prompt_logprobs,
+        )
         return await _answer(request, service, body, jobs, rendering)
 
     app.include_router(tokens_routes.router)
@@ -133,7 +143,11 @@ async def _answer(
     usage.cached_tokens = sum(whole.num_cached_tokens for whole in wholes)
     if body.is_ranked:
         wholes = best_answers(wholes, body.num_candidates, body.num_choices)
-    return JSONResponse(whole_response(rendering, envelope, wholes) | {"usage": usage.to_dict()})
+    def render() -> Response:
+        return JSONResponse(whole_response(rendering, envelope, wholes) | {"usage": usage.to_dict()})
+
+    # Those of a long prompt take longer than other requests should wait.
+    return render() if body.num_prompt_logprobs is None else await asyncio.to_thread(render)
 
 
 def _model(request: Request, created: int) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from deployments.protocol.errors import (
     bad_request,
     deadline_passed,
     model_not_found,
-    not_supported,
     overloaded,
     unavailable,
 )
@@ -123,8 +122,6 @@ class ApiService:
         self, request: CompletionRequest, arrival_s: float, caller: Caller = ANYBODY
     ) -> list[Job]:
         self._check(request, len(request.prompt))
-        if request.echo and request.logprobs is not None:
-            raise not_supported("echo", "together with logprobs, which would need the prompt's own, it")
         if not request.prompt:
             raise bad_request("prompt: must not be empty", "prompt")
         if len(request.prompt) > self.settings.max_prompts:
@@ -146,17 +143,26 @@ class ApiService:
         self, request: ChatRequest, arrival_s: float, caller: Caller = ANYBODY, id_prefix: str = "chatcmpl-"
     ) -> list[Job]:
         self._check(request, 1)
-        token_ids = await self.chat_ids(request.messages)
+        token_ids = await self.chat_ids(request.messages, template_kwargs=request.chat_template_kwargs)
         meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
         return [self._job(request, f"{id_prefix}{uuid.uuid4().hex}", 0, token_ids, "messages", meter, caller)]
 
-    async def chat_ids(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+    async def chat_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """The prompt of a conversation."""
         plain = [message.model_dump(exclude_none=True) for message in messages]
         num_chars = sum(len(message.content) for message in messages)
         try:
             token_ids = await self.off_loop(
-                num_chars, lambda: self.tokenizer.encode_chat(plain, add_generation_prompt=add_generation_prompt)
+                num_chars,
+                lambda: self.tokenizer.encode_chat(
+                    plain, add_generation_prompt=add_generation_prompt, **(template_kwargs or {})
+                ),
             )
         except ChatTemplateError as error:
             raise bad_request(f"messages: {error}", "messages") from error

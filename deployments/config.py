@@ -14,8 +14,17 @@ from deployments.keys import KeyRing, KeysError
 from worker.config import ConfigError, EngineConfig, check_engine_config, option_names, parse_bytes
 from worker.tenant_weights import parse_tenant_weights
 
-#: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it)
-RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+#: Ray's processes: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it).
+#: Serve's: the proxy reaches the ingress over gRPC and routes on its own loop, a third of the processor time per chunk;
+#: request logs go to files alone, many lines at a time
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+}
 #: in place of the option, which others on the machine can read
 PREFIX_CACHE_SECRET_VARIABLE = "STALLFREE_PREFIX_CACHE_SECRET"
 #: the text of a key file, in place of one

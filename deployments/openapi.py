@@ -4,6 +4,7 @@ Bodies are parsed by hand, off the event loop, so the framework cannot know them
 `document` adds what the routes share. Knows no values.
 """
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -62,7 +63,7 @@ def describe(
     return described
 
 
-def document(app: FastAPI, bodies: list[type[BaseModel]]) -> dict[str, Any]:
+def document(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> dict[str, Any]:
     """The whole page. `bodies` are those that routes were described with."""
     page = get_openapi(title="Stallfree", version=version("stallfree"), description=_DESCRIPTION, routes=app.routes)
     _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from deployments.dialects.messages_body import CountTokensRequest, MessagesRequest
@@ -14,7 +15,7 @@ from deployments.protocol.requests import ChatRequest, CompletionRequest
 
 router = APIRouter(include_in_schema=False)
 
-_BODIES = [
+_BODIES: list[type[BaseModel]] = [
     CompletionRequest,
     ChatRequest,
     ResponsesRequest,

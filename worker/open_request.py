@@ -11,6 +11,7 @@ from kv_cache import BlockKey
 from scheduler import Request, ScheduledChunk, SequenceEnd, SequenceGroup, StopRules
 from worker.beam_search import BeamSearch
 from worker.prefix_keys import PrefixKeys
+from worker.prompt_scores import PromptScores
 from worker.sampler import SampledToken, SampleRow
 from worker.types import EngineRequest, SamplingParams, TokenEvent
 
@@ -20,7 +21,8 @@ NO_LIMIT = 2**62
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """`outputs` holds the tokens of each sample. `keys` is None where the prefix cache is off."""
+    """`outputs` holds the tokens of each sample. `keys` is None where the prefix cache is off, or not for this request.
+    `scores`: the log-probabilities of its prompt, where they are wanted."""
 
     params: SamplingParams
     prompt_token_ids: list[int]
@@ -28,7 +30,8 @@ class OpenRequest:
     group: SequenceGroup
     keys: PrefixKeys | None
     beam: BeamSearch | None
-    has_told_cached: bool = False
+    scores: PromptScores | None = None
+    has_told_of_prompt: bool = False
 
     def sample_rows(self, logits_row: int, chunk: ScheduledChunk) -> list[SampleRow]:
         """One for each sample that takes a token from this chunk."""
@@ -40,13 +43,17 @@ class OpenRequest:
         ]
 
     def take(self, row: SampleRow, token: SampledToken) -> TokenEvent:
-        """Remember a sampled token; the event that tells of it."""
-        self.outputs[row.sample_index].append(token.token_id)
-        logprobs = None if token.logprobs is None else [token.logprobs]
-        event = TokenEvent(self.group.request_id, row.sample_index, [token.token_id], logprobs)
-        if not self.has_told_cached:
+        """Remember a sampled token; the event that tells of it. A request for no tokens is told of its prompt alone."""
+        if self.params.max_tokens == 0:
+            event = TokenEvent(self.group.request_id, row.sample_index, [])
+        else:
+            self.outputs[row.sample_index].append(token.token_id)
+            logprobs = None if token.logprobs is None else [token.logprobs]
+            event = TokenEvent(self.group.request_id, row.sample_index, [token.token_id], logprobs)
+        if not self.has_told_of_prompt:
             event.num_cached_tokens = self.group.num_cached_tokens
-            self.has_told_cached = True
+            event.prompt_logprobs = None if self.scores is None else self.scores.scored
+            self.has_told_of_prompt = True
         return event
 
     def seq_id_of(self, sample_index: int) -> int:
@@ -105,6 +112,8 @@ def scheduler_request(
         stop_token_ids |= frozenset(eos_token_ids)
     if params.beam is not None:
         rules = StopRules(NO_LIMIT, NO_LIMIT)
+    elif params.max_tokens == 0:
+        rules = StopRules(0, max_model_len)  # the token that completes the step is not told, whatever it is
     else:
         rules = StopRules(params.max_tokens, max_model_len, params.min_tokens, stop_token_ids)
     outputs = request.output_token_ids if params.beam is None else []
@@ -125,3 +134,12 @@ def scheduler_request(
         block_keys=block_keys,
         ended_samples=ended_samples,
     )
+
+
+def beam_search_of(request: EngineRequest, eos_token_ids: tuple[int, ...], max_model_len: int) -> BeamSearch | None:
+    params = request.params
+    if params.beam is None:
+        return None
+    max_tokens = min(params.max_tokens, max_model_len - len(request.prompt_token_ids))
+    ending = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+    return BeamSearch(params.beam, ending | frozenset(params.stop_token_ids), max_tokens)

@@ -22,6 +22,14 @@ MAX_LOGIT_BIASES = 1024
 MAX_MESSAGES = 4096
 MAX_PRIORITY = 100
 MAX_CACHE_SALT_CHARS = 256
+#: what `chat_template_kwargs` cannot set: it says what is rendered, and how
+RENDERING_ARGUMENTS = frozenset(
+    {
+        "self", "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
+        "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
+        "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "kwargs",
+    }
+)  # fmt: skip
 
 Prompt = str | list[int]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -51,6 +59,12 @@ def _early_stopping(value: Any) -> Any:
     if value is None or isinstance(value, bool) or value == "never":
         return value
     raise ValueError("must be true, false or 'never'")
+
+
+def _template_kwargs(value: Any) -> Any:
+    if isinstance(value, dict) and (taken := sorted(value.keys() & RENDERING_ARGUMENTS)):
+        raise ValueError(f"must not hold '{taken[0]}'")
+    return value
 
 
 def _prompts(value: Any) -> list[Prompt]:
@@ -138,6 +152,7 @@ class GenerationRequest(_Body):
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     logit_bias: Annotated[
         dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] | None,
         Field(max_length=MAX_LOGIT_BIASES),
@@ -172,6 +187,8 @@ class GenerationRequest(_Body):
         """What no single field can tell."""
         if self.include_usage and not self.stream:
             raise bad_request("stream_options: only allowed when stream is true", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise bad_request("prompt_logprobs: not together with stream", "prompt_logprobs")
         check_choices(self)
 
     @property
@@ -204,11 +221,19 @@ class GenerationRequest(_Body):
         raise NotImplementedError
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the tokens of the prompt."""
+        return self.prompt_logprobs
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class CompletionRequest(GenerationRequest):
+    """`max_tokens` 0 computes the prompt alone: with `echo` and `logprobs`, or `prompt_logprobs`, it is scored."""
+
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     prompt: Annotated[
         list[Prompt], BeforeValidator(_prompts, json_schema_input_type=Prompt | list[str] | list[list[int]])
     ]
@@ -219,11 +244,17 @@ class CompletionRequest(GenerationRequest):
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in wanted if count is not None), default=None)
+
 
 class ChatRequest(GenerationRequest):
     """Of the two limits `max_completion_tokens` wins."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(_template_kwargs)] = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -259,7 +290,7 @@ _REFUSED: Refusals = {
     "guided_choice": ((None,), "guided decoding"),
     "guided_grammar": ((None,), "guided decoding"),
     "structured_outputs": ((None,), "guided decoding"),
-    "prompt_logprobs": ((None,), "log-probabilities of the prompt"),
+    "chat_template": ((None,), "a chat template of the request's own"),
     "modalities": ((None, [], ["text"]), "output other than text"),
     "audio": ((None,), "output other than text"),
 }
