@@ -80,10 +80,13 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
         chat_template=args.chat_template,
         metrics_host=args.metrics_host,
         metrics_port=args.metrics_port,
-        timeouts=ClientTimeouts(args.accept_timeout_s, args.stall_timeout_s, args.step_timeout_s),
+        timeouts=ClientTimeouts(
+            args.accept_timeout_s, args.stall_timeout_s, args.step_timeout_s, args.effective_drain_grace_s
+        ),
         max_n=args.max_n,
         most_urgent_priority=args.most_urgent_priority,
         tenant_header=args.tenant_header,
+        enable_prefix_caching=args.enable_prefix_caching,
     )
     return ingress.bind(worker.bind(config, worker_settings), ingress_settings)
 

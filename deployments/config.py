@@ -17,6 +17,8 @@ from worker.tenant_weights import parse_tenant_weights
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 #: in place of the option, which others on the machine can read
 PREFIX_CACHE_SECRET_VARIABLE = "STALLFREE_PREFIX_CACHE_SECRET"
+#: most answers end by themselves in this time
+DEFAULT_DRAIN_GRACE_S = 10.0
 
 
 class AppArgs(BaseModel):
@@ -39,6 +41,8 @@ class AppArgs(BaseModel):
     accept_timeout_s: float = Field(default=30.0, gt=0)
     #: answers that are running when a replica is told to stop have so long to end
     drain_timeout_s: float = Field(default=20.0, ge=0)
+    #: answers of a worker that is told to stop go on elsewhere after so long; by default 10, or half of the above
+    drain_grace_s: float | None = Field(default=None, ge=0)
     #: most answers to one prompt: bounds `n`, `best_of` and `beam_width`
     max_n: int = Field(default=64, ge=1)
     #: no request is more urgent, whatever it asks (lower is more urgent)
@@ -91,6 +95,17 @@ class AppArgs(BaseModel):
         """What all workers make block keys with: the option, else the environment's; "" lets each draw its own."""
         return self.prefix_cache_secret or os.environ.get(PREFIX_CACHE_SECRET_VARIABLE, "")
 
+    @property
+    def effective_drain_grace_s(self) -> float:
+        """Below `drain_timeout_s`, at which Serve ends the replica. Raises `ConfigError` where it is not."""
+        if self.drain_grace_s is None:
+            return min(DEFAULT_DRAIN_GRACE_S, self.drain_timeout_s / 2)
+        if self.drain_grace_s >= max(self.drain_timeout_s, 1e-9):
+            raise ConfigError(
+                "drain_grace_s", f"must be below drain_timeout_s ({self.drain_timeout_s:g}), got {self.drain_grace_s:g}"
+            )
+        return self.drain_grace_s
+
     def to_engine_config(self) -> EngineConfig:
         """Checked as far as it can be without a model. Raises `ConfigError`, which names the option."""
         values = {name: getattr(self, name) for name in option_names()}
@@ -123,6 +138,7 @@ def app_args_from(values: dict[str, Any]) -> AppArgs:
         given = "" if option == "prefix_cache_secret" else f", got {first['input']!r}"
         raise ConfigError(option, f"{first['msg']}{given}") from None
     args.to_engine_config()
+    _ = args.effective_drain_grace_s
     return args
 
 

@@ -7,6 +7,7 @@ metrics actor. Loads no model, and knows nothing of routes.
 import asyncio
 import logging
 from dataclasses import dataclass
+from secrets import token_bytes
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.api import create_api
 from deployments.api_service import ApiService, ApiSettings
+from deployments.failover import FailoverClient
 from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
 from deployments.model_facts import ModelFacts
 from deployments.router_state import ROUTER_STATE
@@ -24,11 +26,13 @@ from deployments.serve_client import ClientTimeouts, ServeWorkerClient
 from deployments.worker_service import WorkerDeadError
 from monitoring.ingress_metrics import IngressMetrics
 from monitoring.metrics_actor import get_or_create
+from worker.prefix_keys import PrefixKeys
 from worker.text import Tokenizer
 from worker.weights import resolve_model
 
 logger = logging.getLogger(__name__)
 
+NUM_SECRET_BYTES = 32
 _READY_TIMEOUT_S = 1.0
 _READY_TRIES = 3
 
@@ -48,6 +52,7 @@ class IngressSettings:
     max_n: int
     most_urgent_priority: int
     tenant_header: str | None
+    enable_prefix_caching: bool = True
 
 
 class Ingress:
@@ -63,7 +68,13 @@ class Ingress:
         )
         facts: ModelFacts = await self._describe.remote()
         self._service = ApiService(
-            ServeWorkerClient(worker, settings.timeouts, ROUTER_STATE),
+            FailoverClient(
+                ServeWorkerClient(
+                    worker, settings.timeouts, ROUTER_STATE, self._metrics.routed, _prefix_keys(settings, facts)
+                ),
+                settings.timeouts.accept_s,
+                self._metrics.failover,
+            ),
             tokenizer,
             ApiSettings(
                 served_model_name=settings.model_name,
@@ -118,6 +129,14 @@ class Ingress:
         if hasattr(self, "_reporter"):
             self._reporter.cancel()
             self._pusher.say_goodbye()
+
+
+def _prefix_keys(settings: IngressSettings, facts: ModelFacts) -> PrefixKeys | None:
+    """Names of blocks for this process's own router: they are never compared with those of workers, so that the
+    secret is its own, too."""
+    if not settings.enable_prefix_caching:
+        return None
+    return PrefixKeys(token_bytes(NUM_SECRET_BYTES), facts.block_size)
 
 
 def _load_tokenizer(settings: IngressSettings) -> Tokenizer:

@@ -160,6 +160,26 @@ _INGRESS_METRICS = (
         "abort",
         "error",
     ),
+    _counter(
+        "stallfree_failovers_total",
+        "Workers lost to running requests, which then went on elsewhere where they could: its process or engine died, "
+        "it gave no sign of life, or it was told to stop and its time was over",
+        INGRESS,
+        "reason",
+        "died",
+        "stalled",
+        "drained",
+    ),
+    _counter(
+        "stallfree_router_choices_total",
+        "Requests by why the worker that took them was chosen: for cached blocks of their prompt, for its load, or "
+        "since there was no other",
+        INGRESS,
+        "reason",
+        "prefix",
+        "load",
+        "only",
+    ),
     _histogram(
         "stallfree_time_to_first_token_seconds",
         "From a request's arrival to its first token's way out",

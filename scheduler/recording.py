@@ -97,6 +97,7 @@ class Recorder:
             "tenant": self._tenant(arrival.tenant) if arrival.tenant else "",
             "outputs": [[output.num_tokens, output.like, output.num_common] for output in arrival.outputs],
             "block_keys": [[_short(key) for key in keys] for keys in arrival.block_keys],
+            "ended_samples": list(arrival.ended_samples),
         }
         self._write(line | {name: value for name, value in optional.items() if value})
 

@@ -163,6 +163,7 @@ def _arrival(line: dict[str, Any]) -> Arrival:
         line.get("tenant", ""),
         [ResumedOutput(*output) for output in line.get("outputs", ())],
         [_keys(keys) for keys in line.get("block_keys", ())],
+        tuple(line.get("ended_samples", ())),
     )
 
 

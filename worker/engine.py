@@ -28,7 +28,7 @@ from worker.config import ConfigError, EngineConfig
 from worker.loading import LoadedModel, load_runner
 from worker.open_request import OpenRequest, scheduler_request
 from worker.prefix_keys import PrefixKeys
-from worker.rates import PrefillRate, measure_swap_rate
+from worker.rates import PrefillRate, StepSpeed, measure_swap_rate
 from worker.sampler import Sampler, SampleRow
 from worker.types import EngineLoad, EngineRequest, TokenEvent
 
@@ -88,6 +88,7 @@ class Engine:
         self._events: list[TokenEvent] = []
         self.totals = EngineTotals()
         self._prefill_rate = PrefillRate()
+        self._speed = StepSpeed()
         self._swap_blocks_per_s = measure_swap_rate(loaded.tensor_pool, clock)
         self._warm_up()
 
@@ -102,7 +103,12 @@ class Engine:
             raise RequestError(f"request {request.request_id} is already here")
         if params.n < 1 or (params.beam is not None and params.beam.width < params.n):
             raise RequestError(f"n: {params.n} answers cannot come of it")
-        if params.max_tokens <= max(map(len, request.output_token_ids), default=0):
+        outputs = [list(output) for output in request.output_token_ids] or [[] for _ in range(params.n)]
+        if len(outputs) != params.n:
+            raise RequestError(f"output_token_ids: {len(outputs)} lists for {params.n} samples")
+        if not request.open_samples:
+            raise RequestError("ended_samples: nothing is left to generate")
+        if params.max_tokens <= max(len(outputs[index]) for index in request.open_samples):
             raise RequestError(f"max_tokens: {params.max_tokens} leaves nothing to generate")
         try:
             group = self.scheduler.add(
@@ -110,7 +116,6 @@ class Engine:
             )
         except RequestTooLargeError as error:
             raise RequestError(str(error)) from error
-        outputs = [list(output) for output in request.output_token_ids] or [[] for _ in range(params.n)]
         self._open[request.request_id] = OpenRequest(
             params, request.prompt_token_ids, outputs, group, self._keys, self._beam_search(request)
         )
@@ -225,6 +230,7 @@ class Engine:
                 del self._open[request_id]
 
     def _count(self, record: StepRecord) -> None:
+        self._speed.learn(record)
         if self._prefill_rate.learn(record):
             self.scheduler.set_rates(self._prefill_rate.tokens_per_s, self._swap_blocks_per_s)
         totals = self.totals
@@ -253,6 +259,7 @@ class Engine:
             num_free_host_blocks=blocks.num_free_host_blocks,
             num_used_host_blocks=blocks.num_used_host_blocks,
             num_cached_blocks=blocks.num_cached_device_blocks,
+            reference_step_s=self._speed.reference_step_s,
         )
 
     def records_since(self, step_id: int) -> list[StepRecord]:

@@ -93,11 +93,13 @@ class EngineLoop:
             if request.request_id in self._open:
                 raise ValueError(f"request {request.request_id} is already open")
             if self._error is None and not self._is_stopping:
-                self._open[request.request_id] = set(range(request.params.n))
+                self._open[request.request_id] = set(request.open_samples)
                 self._commands.put(_Arrival(request, time.monotonic()))
                 return
         error = "the engine is stopping" if self._error is None else f"the engine is dead: {self._error!r}"
-        self._deliver([_failure(request.request_id, index, error) for index in range(request.params.n)])
+        self._deliver(
+            [_failure(request.request_id, index, error, is_worker_lost=True) for index in request.open_samples]
+        )
 
     def abort(self, request_id: str) -> None:
         self._commands.put(_Abort(request_id))
@@ -155,8 +157,9 @@ class EngineLoop:
             self._engine.finish(command.request_id, command.index, command.num_tokens)
 
     def _refuse(self, request: EngineRequest, message: str) -> None:
-        indices = range(request.params.n)
-        self._send([_failure(request.request_id, index, message, is_refusal=True) for index in indices])
+        self._send(
+            [_failure(request.request_id, index, message, is_refusal=True) for index in request.open_samples]
+        )
 
     def _step(self) -> None:
         self._step_began_s = now = time.monotonic()
@@ -189,11 +192,13 @@ class EngineLoop:
         self._step_began_s = None
         message = f"the engine died: {error!r}"
         try:
-            self._deliver([_failure(request_id, index, message) for request_id, index in lost])
+            self._deliver([_failure(request_id, index, message, is_worker_lost=True) for request_id, index in lost])
         finally:
             # Whoever watches over the process has to know, even if it is the delivery that fails.
             self._on_death(error)
 
 
-def _failure(request_id: str, index: int, message: str, *, is_refusal: bool = False) -> TokenEvent:
-    return TokenEvent(request_id, index, [], None, "error", message, is_refusal)
+def _failure(
+    request_id: str, index: int, message: str, *, is_refusal: bool = False, is_worker_lost: bool = False
+) -> TokenEvent:
+    return TokenEvent(request_id, index, [], None, "error", message, is_refusal, is_worker_lost)

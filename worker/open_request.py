@@ -99,6 +99,7 @@ def scheduler_request(
 ) -> Request:
     """The request as the scheduler takes it. A beam search starts from the prompt, whatever it had produced."""
     params = request.params
+    ended_samples = request.ended_samples if params.beam is None else ()
     stop_token_ids = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         stop_token_ids |= frozenset(eos_token_ids)
@@ -122,4 +123,5 @@ def scheduler_request(
         tenant=request.tenant,
         output_token_ids=[list(output) for output in outputs],
         block_keys=block_keys,
+        ended_samples=ended_samples,
     )

@@ -47,8 +47,8 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """A request as the engine takes it. `output_token_ids` (one list per sample) is what a resumed request
-    has already produced; empty for a new one. `priority`: lower is more urgent. `cache_salt`: only requests with the
-    same one share cached prefixes."""
+    has already produced; empty for a new one. Its `ended_samples` are not run, and no event tells of them.
+    `priority`: lower is more urgent. `cache_salt`: only requests with the same one share cached prefixes."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -57,6 +57,12 @@ class EngineRequest:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    ended_samples: tuple[int, ...] = ()
+
+    @property
+    def open_samples(self) -> list[int]:
+        """The indices of the samples that are to run."""
+        return [index for index in range(self.params.n) if index not in self.ended_samples]
 
 
 #: (log-probability of the chosen token, [(token id, log-probability), ...] of the best alternatives, best first)
@@ -67,9 +73,10 @@ TokenLogprobs = tuple[float, list[tuple[int, float]]]
 class TokenEvent:
     """New tokens of one sample, or its end, or both. `token_ids` includes the stop token that ended it.
 
-    finish_reason: None while it goes on, else "stop", "length", "abort" or "error" (then `error` says why, and
-    `is_refusal` that it is for what the request asks, so that nothing is wrong with the engine). The first event of
-    a request says how many tokens of its prompt the prefix cache gave (`num_cached_tokens`; None in the others).
+    finish_reason: None while it goes on, else "stop", "length", "abort" or "error". Then `error` says why;
+    `is_refusal`: it is for what the request asks, and nothing is wrong with the engine; `is_worker_lost`: the engine
+    died or is stopping, and another one may go on with the request. The first event of a request says how many tokens
+    of its prompt the prefix cache gave (`num_cached_tokens`; None in the others).
     """
 
     request_id: str
@@ -79,6 +86,7 @@ class TokenEvent:
     finish_reason: str | None = None
     error: str | None = None
     is_refusal: bool = False
+    is_worker_lost: bool = False
     num_cached_tokens: int | None = None
 
 
@@ -87,6 +95,7 @@ class EngineLoad:
     """What a worker holds, as the router scores it and the gauges show it.
 
     Blocks without `host` in their name are the device's; free ones include those that are only cached.
+    `reference_step_s` is what a step of a fixed content is foreseen to take (`rates.StepSpeed`); 0.0 until it is known.
     """
 
     num_waiting: int
@@ -98,3 +107,4 @@ class EngineLoad:
     num_used_host_blocks: int = 0
     num_free_host_blocks: int = 0
     num_cached_blocks: int = 0
+    reference_step_s: float = 0.0

@@ -67,6 +67,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[OneLineParser]") -> OneLi
     add("--step-timeout-s", type=float, metavar="S", help="a step that runs so long is stuck (default: 60)")
     add("--accept-timeout-s", type=float, metavar="S", help="until a worker takes a request in (default: 30)")
     add("--drain-timeout-s", type=float, metavar="S", help="time for running answers at the end (default: 20)")
+    add("--drain-grace-s", type=float, metavar="S", help="answers of a worker that is told to stop go on elsewhere "
+        "after so long (default: 10, or half of --drain-timeout-s)")  # fmt: skip
     add("--max-n", type=whole_number, metavar="N",
         help="most answers to one prompt: bounds n, best_of and beam_width (default: 64)")  # fmt: skip
     add("--most-urgent-priority", type=whole_number, metavar="P",
