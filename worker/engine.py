@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
 
 import torch
 
@@ -25,6 +25,10 @@ from scheduler.recording import Recorder
 from scheduler.records import StepRecord
 from worker.beam_search import BeamSearch
 from worker.config import ConfigError, EngineConfig
+from worker.engine_totals import EngineTotals
+from worker.grammar.compiler import CompiledGrammar
+from worker.grammar.errors import GrammarBusyError, GrammarError
+from worker.grammar.requests import RequestGrammars
 from worker.loading import LoadedModel, load_runner
 from worker.open_request import OpenRequest, scheduler_request
 from worker.prefix_keys import PrefixKeys
@@ -38,21 +42,6 @@ NUM_WARM_UP_TOKENS = 32
 
 class RequestError(ValueError):
     """The engine refuses this request; the message is for the client."""
-
-
-@dataclass(slots=True)
-class EngineTotals:
-    """What happened since the engine was made."""
-
-    num_steps: int = 0
-    num_prefill_chunks: int = 0
-    num_preemptions_recompute: int = 0
-    num_preemptions_swap: int = 0
-    num_blocks_swapped_out: int = 0
-    num_blocks_swapped_in: int = 0
-    num_discarded_tokens: int = 0
-    num_blocks_queried: int = 0
-    num_blocks_hit: int = 0
 
 
 class Engine:
@@ -84,6 +73,7 @@ class Engine:
         if config.enable_prefix_caching:
             secret = config.prefix_cache_secret.encode() or secrets.token_bytes(32)
             self._keys = PrefixKeys(secret, config.block_size)
+        self._grammars = RequestGrammars(facts.folder, facts.vocab_size, facts.eos_token_ids)
         self._open: dict[str, OpenRequest] = {}
         self._events: list[TokenEvent] = []
         self.totals = EngineTotals()
@@ -93,6 +83,10 @@ class Engine:
         self._warm_up()
 
     # -- requests ------------------------------------------------------------------------------------------------
+
+    def prepare(self, request: EngineRequest) -> Future[CompiledGrammar] | None:
+        """What `add_request` would wait for; None: nothing. From any thread; returns at once."""
+        return self._grammars.prepare(request)
 
     def add_request(self, request: EngineRequest, now: float) -> None:
         """Queue a request that arrived at `now`. Raises RequestError for what can never run here."""
@@ -111,13 +105,16 @@ class Engine:
         if params.max_tokens <= max(len(outputs[index]) for index in request.open_samples):
             raise RequestError(f"max_tokens: {params.max_tokens} leaves nothing to generate")
         try:
+            matchers = self._grammars.matchers(request, outputs)
             group = self.scheduler.add(
                 scheduler_request(request, self.eos_token_ids, self.max_model_len, self._keys, now)
             )
         except RequestTooLargeError as error:
             raise RequestError(str(error)) from error
+        except (GrammarError, GrammarBusyError) as error:
+            raise RequestError(f"grammar: {error}") from error
         self._open[request.request_id] = OpenRequest(
-            params, request.prompt_token_ids, outputs, group, self._keys, self._beam_search(request)
+            params, request.prompt_token_ids, outputs, group, self._keys, self._beam_search(request), matchers
         )
 
     def _beam_search(self, request: EngineRequest) -> BeamSearch | None:
@@ -172,7 +169,10 @@ class Engine:
         )
         for end in ends:
             newest[end.request_id, end.index].finish_reason = end.finish_reason
-        self._forget_ended({end.request_id for end in ends})
+        failed = {chunk.request_id for chunk in chunks if self._open[chunk.request_id].failure is not None}
+        for request_id in failed:
+            self._fail(self._open[request_id])
+        self._forget_ended({end.request_id for end in ends} - failed)
         for request_id, choices in beams.items():
             if not choices:
                 self._end_beams(request_id)
@@ -215,6 +215,18 @@ class Engine:
         self.scheduler.end(request_id, SequenceStatus.FINISHED_STOPPED)
         del self._open[request_id]
 
+    def _fail(self, request: OpenRequest) -> None:
+        """End a request whose fault showed in this step, with an error in place of what the step gave it."""
+        request_id = request.group.request_id
+        indices = {end.index for end in self.scheduler.abort(request_id)}
+        indices.update(event.index for event in self._events if event.request_id == request_id)
+        self._events = [event for event in self._events if event.request_id != request_id]
+        self._events += [
+            TokenEvent(request_id, index, [], None, "error", request.failure, is_refusal=True)
+            for index in sorted(indices)
+        ]
+        del self._open[request_id]
+
     def _report(self, ends: list[SequenceEnd]) -> None:
         """Events for samples that ended without a token."""
         by_request: dict[str, list[SequenceEnd]] = {}
@@ -233,17 +245,7 @@ class Engine:
         self._speed.learn(record)
         if self._prefill_rate.learn(record):
             self.scheduler.set_rates(self._prefill_rate.tokens_per_s, self._swap_blocks_per_s)
-        totals = self.totals
-        totals.num_steps += 1
-        totals.num_prefill_chunks += len(record.prefill_chunks)
-        totals.num_blocks_swapped_out += record.num_blocks_swapped_out
-        totals.num_blocks_swapped_in += record.num_blocks_swapped_in
-        totals.num_blocks_queried += record.num_blocks_queried
-        totals.num_blocks_hit += record.num_blocks_hit
-        for preemption in record.preemptions:
-            totals.num_preemptions_swap += preemption.mode == "swap"
-            totals.num_preemptions_recompute += preemption.mode == "recompute"
-            totals.num_discarded_tokens += preemption.num_discarded_tokens
+        self.totals.add(record)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -266,7 +268,8 @@ class Engine:
         return self.scheduler.records.since(step_id)
 
     def close(self) -> None:
-        """End the recording, if there is one. The engine goes on."""
+        """End the recording, if there is one, and what tries grammars."""
+        self._grammars.close()
         if self._recorder is not None:
             self._recorder.close()
 

@@ -8,11 +8,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 from scheduler.records import StepRecord
 from worker.engine import Engine, RequestError
+from worker.grammar.compiler import CompiledGrammar
 from worker.types import EngineLoad, EngineRequest, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -50,9 +52,17 @@ class _Arrival:
 
     request: EngineRequest
     time_s: float
+    grammar: Future[CompiledGrammar] | None
 
 
-_Command = _Arrival | _Abort | _Finish | None
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The grammar of a request is compiled, or cannot be."""
+
+    request_id: str
+
+
+_Command = _Arrival | _Prepared | _Abort | _Finish | None
 
 
 class EngineLoop:
@@ -71,6 +81,8 @@ class EngineLoop:
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._open: dict[str, set[int]] = {}
+        #: those whose grammars are not compiled yet: the scheduler does not know of them
+        self._unprepared: dict[str, _Arrival] = {}
         self._lock = threading.Lock()
         self._is_stopping = False
         self._error: BaseException | None = None
@@ -94,7 +106,8 @@ class EngineLoop:
                 raise ValueError(f"request {request.request_id} is already open")
             if self._error is None and not self._is_stopping:
                 self._open[request.request_id] = set(request.open_samples)
-                self._commands.put(_Arrival(request, time.monotonic()))
+                grammar = None if request.params.grammar is None else self._engine.prepare(request)
+                self._commands.put(_Arrival(request, time.monotonic(), grammar))
                 return
         error = "the engine is stopping" if self._error is None else f"the engine is dead: {self._error!r}"
         self._deliver(
@@ -141,20 +154,55 @@ class EngineLoop:
         except Empty:
             if num_obeyed:
                 # What came or went shows at once, not after a step that may be long or never come.
-                self._load = self._engine.load()
+                self._load = self._read_load()
             if not self._engine.has_unfinished():
                 self._engine.check_integrity()
 
     def _obey(self, command: _Command) -> None:
         if isinstance(command, _Arrival):
-            try:
-                self._engine.add_request(command.request, command.time_s)
-            except RequestError as error:
-                self._refuse(command.request, str(error))
+            self._arrive(command)
+        elif isinstance(command, _Prepared):
+            arrival = self._unprepared.pop(command.request_id, None)
+            if arrival is not None:
+                self._add(arrival)
         elif isinstance(command, _Abort):
-            self._engine.abort(command.request_id)
+            self._abort(command.request_id)
         elif isinstance(command, _Finish):
             self._engine.finish(command.request_id, command.index, command.num_tokens)
+
+    def _arrive(self, arrival: _Arrival) -> None:
+        request_id, grammar = arrival.request.request_id, arrival.grammar
+        if grammar is None or grammar.done():
+            self._add(arrival)
+            return
+        self._unprepared[request_id] = arrival
+        grammar.add_done_callback(lambda _: self._commands.put(_Prepared(request_id)))
+
+    def _add(self, arrival: _Arrival) -> None:
+        """`arrival` waits for nothing any more."""
+        error = None if arrival.grammar is None else arrival.grammar.exception()
+        if error is not None:
+            self._refuse(arrival.request, f"grammar: {error}")
+            return
+        try:
+            self._engine.add_request(arrival.request, arrival.time_s)
+        except RequestError as error:
+            self._refuse(arrival.request, str(error))
+
+    def _abort(self, request_id: str) -> None:
+        arrival = self._unprepared.pop(request_id, None)
+        if arrival is None:
+            self._engine.abort(request_id)
+            return
+        assert arrival.grammar is not None
+        arrival.grammar.cancel()
+        self._send(
+            [TokenEvent(request_id, index, [], finish_reason="abort") for index in arrival.request.open_samples]
+        )
+
+    def _read_load(self) -> EngineLoad:
+        load = self._engine.load()
+        return replace(load, num_waiting=load.num_waiting + len(self._unprepared)) if self._unprepared else load
 
     def _refuse(self, request: EngineRequest, message: str) -> None:
         self._send(
@@ -166,7 +214,7 @@ class EngineLoop:
         events = self._engine.step(now)
         self._step_began_s = None
         self._step_id += 1
-        self._load = self._engine.load()
+        self._load = self._read_load()
         if events:
             self._send(events)
 

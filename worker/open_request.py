@@ -3,13 +3,15 @@
 Owns each sample's output as the sampler reads it, the block keys of growing answers, and the beam search, if any.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from kv_cache import BlockKey
 from scheduler import Request, ScheduledChunk, SequenceEnd, SequenceGroup, StopRules
 from worker.beam_search import BeamSearch
+from worker.grammar.errors import GrammarError
+from worker.grammar.matcher import GrammarMatcher
 from worker.prefix_keys import PrefixKeys
 from worker.sampler import SampledToken, SampleRow
 from worker.types import EngineRequest, SamplingParams, TokenEvent
@@ -20,7 +22,8 @@ NO_LIMIT = 2**62
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """`outputs` holds the tokens of each sample. `keys` is None where the prefix cache is off."""
+    """`outputs` holds the tokens of each sample. `keys` is None where the prefix cache is off. `matchers`: by sample,
+    empty without a grammar. `failure` says why the request cannot go on."""
 
     params: SamplingParams
     prompt_token_ids: list[int]
@@ -28,6 +31,8 @@ class OpenRequest:
     group: SequenceGroup
     keys: PrefixKeys | None
     beam: BeamSearch | None
+    matchers: dict[int, GrammarMatcher] = field(default_factory=dict)
+    failure: str | None = None
     has_told_cached: bool = False
 
     def sample_rows(self, logits_row: int, chunk: ScheduledChunk) -> list[SampleRow]:
@@ -35,19 +40,45 @@ class OpenRequest:
         position = chunk.start + len(chunk.token_ids)
         indices = chunk.sample_indices or [self._index_of(chunk.seq_id)]
         return [
-            SampleRow(logits_row, self.params, index, position, self.prompt_token_ids, self.outputs[index])
+            SampleRow(
+                logits_row,
+                self.params,
+                index,
+                position,
+                self.prompt_token_ids,
+                self.outputs[index],
+                self._allowed(index),
+            )
             for index in indices
         ]
+
+    def _allowed(self, index: int) -> torch.Tensor | None:
+        if index not in self.matchers:
+            return None
+        try:
+            return self.matchers[index].allowed()
+        except GrammarError as error:
+            self.failure = f"grammar: {error}"
+            return None
 
     def take(self, row: SampleRow, token: SampledToken) -> TokenEvent:
         """Remember a sampled token; the event that tells of it."""
         self.outputs[row.sample_index].append(token.token_id)
+        if row.allowed is not None:
+            self._follow(row.sample_index, token.token_id)
         logprobs = None if token.logprobs is None else [token.logprobs]
         event = TokenEvent(self.group.request_id, row.sample_index, [token.token_id], logprobs)
         if not self.has_told_cached:
             event.num_cached_tokens = self.group.num_cached_tokens
             self.has_told_cached = True
         return event
+
+    def _follow(self, index: int, token_id: int) -> None:
+        """Scores that are no numbers can choose a token that was not allowed."""
+        try:
+            self.matchers[index].accept(token_id)
+        except GrammarError as error:
+            self.failure = f"grammar: {error}"
 
     def seq_id_of(self, sample_index: int) -> int:
         return self.group.sequences[sample_index].seq_id
@@ -97,16 +128,20 @@ class OpenRequest:
 def scheduler_request(
     request: EngineRequest, eos_token_ids: tuple[int, ...], max_model_len: int, keys: PrefixKeys | None, now: float
 ) -> Request:
-    """The request as the scheduler takes it. A beam search starts from the prompt, whatever it had produced."""
+    """The request as the scheduler takes it. A beam search starts from the prompt, whatever it had produced. A grammar
+    decides where an end token may be chosen, so that whichever is chosen ends the answer."""
     params = request.params
     ended_samples = request.ended_samples if params.beam is None else ()
     stop_token_ids = frozenset(params.stop_token_ids)
-    if not params.ignore_eos:
+    has_grammar = params.grammar is not None
+    if has_grammar or not params.ignore_eos:
         stop_token_ids |= frozenset(eos_token_ids)
     if params.beam is not None:
         rules = StopRules(NO_LIMIT, NO_LIMIT)
     else:
-        rules = StopRules(params.max_tokens, max_model_len, params.min_tokens, stop_token_ids)
+        rules = StopRules(
+            params.max_tokens, max_model_len, 0 if has_grammar else params.min_tokens, stop_token_ids
+        )
     outputs = request.output_token_ids if params.beam is None else []
     block_keys: list[list[BlockKey]] = []
     if keys is not None:

@@ -46,6 +46,8 @@ class Tokenizer:
         self.is_byte_level = decoder == ["ByteLevel"]
         self._bytes_of_chars = _bytes_of_byte_level_characters() if self.is_byte_level else {}
         self._fallback_bytes = self._find_fallback_bytes() if "ByteFallback" in decoder else {}
+        #: whether texts are the bytes of their tokens one after the other, whatever comes before
+        self.has_fixed_bytes = self.is_byte_level or bool(self._fallback_bytes)
         self._token_bytes: dict[int, bytes] = {}
         self._ordinary_id = next(
             (i for i in self._backend.encode("a", add_special_tokens=False).ids if i not in self.special_ids), None

@@ -1,0 +1,31 @@
+"""`Vocabulary`: all that a grammar needs of a tokenizer, as plain numbers and bytes that another process can be sent."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from worker.grammar.errors import GrammarError
+from worker.text import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vocabulary:
+    """`token_bytes[i]` is what id i adds to a text, b"" for ids without a token; as long as the model's vocabulary.
+    Text never matches `special_ids`."""
+
+    token_bytes: list[bytes]
+    special_ids: list[int]
+    eos_token_ids: list[int]
+
+
+def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> Vocabulary:
+    """Raises GrammarError for tokenizers whose tokens do not stand for fixed bytes, and without an end token."""
+    if not tokenizer.has_fixed_bytes:
+        raise GrammarError("this model's tokenizer cannot be held to a grammar: its tokens are no fixed bytes")
+    ends = [token_id for token_id in eos_token_ids if 0 <= token_id < vocab_size]
+    if not ends:
+        raise GrammarError("this model cannot be held to a grammar: it has no end-of-sequence token")
+    token_bytes = [
+        tokenizer.token_bytes(token_id) if tokenizer.has_token(token_id) else b"" for token_id in range(vocab_size)
+    ]
+    special_ids = sorted({*tokenizer.special_ids, *ends})
+    return Vocabulary(token_bytes, [token_id for token_id in special_ids if token_id < vocab_size], ends)
