@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from deployments.answer_meter import AnswerMeter, ApiMetrics
 from deployments.answers import Answer, AnswerAccepted, Delta, TextOptions, follow
+from deployments.grammar_checks import check_grammar, grammar_checks
 from deployments.merging import merged
 from deployments.protocol.choices import check_limits
 from deployments.protocol.errors import ApiError, bad_request, model_not_found, not_supported
@@ -83,6 +84,7 @@ class ApiService:
         self.metrics_text = metrics_text
         self._client = client
         self._metrics = metrics
+        self.grammars = grammar_checks(tokenizer, settings.vocab_size)
 
     async def completion_jobs(self, request: CompletionRequest, arrival_s: float, tenant: str = "") -> list[Job]:
         self._check(request, len(request.prompt))
@@ -92,6 +94,7 @@ class ApiService:
             raise bad_request("prompt: must not be empty", "prompt")
         if len(request.prompt) > self.settings.max_prompts:
             raise bad_request(f"prompt: at most {self.settings.max_prompts} prompts in one request", "prompt")
+        await self._check_grammar(request)
         num_chars = sum(len(prompt) for prompt in request.prompt)
         prompts = await self._off_loop(num_chars, lambda: [self._prompt_ids(prompt) for prompt in request.prompt])
         base_id = f"cmpl-{uuid.uuid4().hex}"
@@ -107,6 +110,7 @@ class ApiService:
 
     async def chat_jobs(self, request: ChatRequest, arrival_s: float, tenant: str = "") -> list[Job]:
         self._check(request, 1)
+        await self._check_grammar(request)
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
         num_chars = sum(len(message.content) for message in request.messages)
         try:
@@ -220,6 +224,10 @@ class ApiService:
             max_n=self.settings.max_n,
             max_sequences=self.settings.max_sequences,
         )
+
+    async def _check_grammar(self, request: GenerationRequest) -> None:
+        if request.grammar is not None:
+            await check_grammar(self.grammars, *request.grammar)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

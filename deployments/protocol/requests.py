@@ -9,10 +9,18 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo
 
 from deployments.protocol.choices import check_choices
 from deployments.protocol.errors import bad_request, from_validation, not_supported
+from deployments.protocol.structured import (
+    Choices,
+    ResponseFormatField,
+    Schema,
+    StructuredOutputsField,
+    grammar_of,
+)
+from worker.types import GrammarSpec
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +153,13 @@ class GenerationRequest(_Body):
     user: str | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    response_format: ResponseFormatField = None
+    structured_outputs: StructuredOutputsField = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    _grammar: tuple[GrammarSpec, str] | None = PrivateAttr(default=None)
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
@@ -168,6 +183,12 @@ class GenerationRequest(_Body):
         if self.include_usage and not self.stream:
             raise bad_request("stream_options: only allowed when stream is true", "stream_options")
         check_choices(self)
+        self._grammar = grammar_of(self)
+
+    @property
+    def grammar(self) -> tuple[GrammarSpec, str] | None:
+        """What the answer is held to, and the field that asks for it."""
+        return self._grammar
 
     @property
     def num_choices(self) -> int:
@@ -246,12 +267,6 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tool_choice": ((None, "", "none", "auto"), "calling tools"),
     "functions": ((None, [], {}, ""), "calling functions"),
     "function_call": ((None, "", "none", "auto"), "calling functions"),
-    "response_format": ((None, {}, "", {"type": "text"}), "a format other than text"),
-    "guided_json": ((None,), "guided decoding"),
-    "guided_regex": ((None,), "guided decoding"),
-    "guided_choice": ((None,), "guided decoding"),
-    "guided_grammar": ((None,), "guided decoding"),
-    "structured_outputs": ((None,), "guided decoding"),
     "prompt_logprobs": ((None,), "log-probabilities of the prompt"),
     "modalities": ((None, [], ["text"]), "output other than text"),
     "audio": ((None,), "output other than text"),

@@ -155,7 +155,7 @@ def _deep_text(depth: int) -> str:
 HOSTILE: dict[str, tuple[str, str]] = {
     "nested 200 deep": ("json_schema", json.dumps(_nested(200))),
     "nested 100,000 deep": ("json_schema", _deep_text(100_000)),
-    "oneOf nested 24 deep": ("json_schema", json.dumps(_branching(24))),
+    "oneOf nested 10 deep": ("json_schema", json.dumps(_branching(10))),
     "enum of 200,000": ("json_schema", json.dumps({"enum": [f"value {number}" for number in range(200_000)]})),
     "20,000 properties": (
         "json_schema",
@@ -164,13 +164,13 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "minItems of a billion": ("json_schema", '{"type":"array","items":{"type":"integer"},"minItems":1000000000}'),
     "minLength of a billion": ("json_schema", '{"type":"string","minLength":1000000000}'),
     "reference to itself": ("json_schema", '{"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/a"}}}'),
-    "2,000 references": (
+    "1,500 references": (
         "json_schema",
         json.dumps(
             {
                 "$ref": "#/$defs/d0",
-                "$defs": {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(2000)}
-                | {"d2000": {"type": "null"}},
+                "$defs": {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(1500)}
+                | {"d1500": {"type": "null"}},
             }
         ),
     ),
@@ -183,6 +183,9 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "groups 50,000 deep": ("regex", "(" * 50_000 + "a" + ")" * 50_000),
     "a rule that is itself": ("ebnf", "start: start"),
     "ambiguous": ("ebnf", 'start: e\ne: e e e e | e e e | e e | "a" | ""'),
-    "rules that double": ("ebnf", "start: r0\n" + "\n".join(f"r{n}: r{n + 1} r{n + 1}" for n in range(60)) + '\nr60: "a"'),
+    "rules that double": (
+        "ebnf",
+        "\n".join(["start: r0", *(f"r{n}: r{n + 1} r{n + 1}" for n in range(60)), 'r60: "a"']),
+    ),
     "choice of 200,000": ("choice", json.dumps([f"choice {number}" for number in range(200_000)])),
 }

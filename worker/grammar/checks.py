@@ -27,10 +27,13 @@ class GrammarLimits:
     num_cached: int = 256
 
 
+CHECK_LIMITS = GrammarLimits()
+
+
 class GrammarChecks:
     """Every call returns at once. One grammar is looked at at a time."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary], limits: GrammarLimits = GrammarLimits()) -> None:
+    def __init__(self, vocabulary: Callable[[], Vocabulary], limits: GrammarLimits = CHECK_LIMITS) -> None:
         """`vocabulary` is called once, in this object's thread, when the first grammar comes."""
         self.limits = limits
         self._vocabulary = vocabulary

@@ -80,7 +80,7 @@ class GrammarCompiler:
         vocabulary = self._vocabulary_once()
         if self._tokenizer is None:
             self._tokenizer = library_tokenizer(
-                vocabulary.token_bytes, vocabulary.special_ids, vocabulary.eos_token_ids
+                vocabulary.token_bytes, vocabulary.special_ids, vocabulary.eos_token_ids, vocabulary.encode
             )
         compiled = CompiledGrammar(compile_grammar(self._tokenizer, grammar), vocabulary)
         with self._lock:

@@ -1,6 +1,7 @@
 """The one place that speaks to llguidance: vocabularies and grammars in its terms, its limits, its errors in ours."""
 
 import json
+from collections.abc import Callable
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
@@ -15,22 +16,60 @@ _JSON_OPTIONS = {"whitespace_pattern": JSON_WHITESPACE}
 
 
 class _TokenBytes:
-    """A tokenizer in the form that the library reads; it has no use for encoding text."""
+    """A tokenizer in the form that the library reads.
+
+    Text that a grammar leaves no choice about is forced in the tokens that the tokenizer would write it in, since these
+    are what the model knows; where they are not known, or do not spell the text, in the longest that fit.
+    """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, token_bytes: list[bytes], special_ids: list[int], eos_token_ids: list[int]) -> None:
+    def __init__(
+        self,
+        token_bytes: list[bytes],
+        special_ids: list[int],
+        eos_token_ids: list[int],
+        encode: Callable[[str], list[int]] | None,
+    ) -> None:
         self.tokens = token_bytes
         self.special_token_ids = special_ids
         self.eos_token_id = eos_token_ids[0]
+        self._encode = encode
+        special = frozenset(special_ids)
+        self._ids = {token: i for i, token in enumerate(token_bytes) if token and i not in special}
+        self._longest = max(map(len, self._ids))
 
-    def __call__(self, text: str) -> list[int]:
-        return []
+    def __call__(self, text: str | bytes) -> list[int]:
+        spelled = text if isinstance(text, bytes) else text.encode()
+        if self._encode is not None:
+            found = self._encode(spelled.decode("utf-8", "replace"))
+            pieces = [self.tokens[token_id] for token_id in found]
+            if b"".join(pieces) == spelled and all(piece in self._ids for piece in pieces):
+                return [self._ids[piece] for piece in pieces]
+        return self._longest_first(spelled)
+
+    def _longest_first(self, text: bytes) -> list[int]:
+        found: list[int] = []
+        start = 0
+        while start < len(text):
+            lengths = range(min(self._longest, len(text) - start), 0, -1)
+            length = next((length for length in lengths if text[start : start + length] in self._ids), None)
+            if length is None:
+                return found  # a byte without a token ends what can be forced
+            found.append(self._ids[text[start : start + length]])
+            start += length
+        return found
 
 
-def library_tokenizer(token_bytes: list[bytes], special_ids: list[int], eos_token_ids: list[int]) -> LLTokenizer:
-    wrapper = _TokenBytes(token_bytes, special_ids, eos_token_ids)
+def library_tokenizer(
+    token_bytes: list[bytes],
+    special_ids: list[int],
+    eos_token_ids: list[int],
+    encode: Callable[[str], list[int]] | None = None,
+) -> LLTokenizer:
+    """`encode` gives the ids of a text that stands by itself, without tokens of control around it."""
+    wrapper = _TokenBytes(token_bytes, special_ids, eos_token_ids, encode)
     return LLTokenizer(wrapper, n_vocab=len(token_bytes), eos_token=list(eos_token_ids))
 
 

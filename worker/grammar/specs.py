@@ -1,4 +1,4 @@
-"""`GrammarSpec`s from what clients write, tool calls among them. Owns the forms of each kind's text; compiles nothing."""
+"""`GrammarSpec`s from what clients write, tool calls among them. Owns how each kind is written."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -3,6 +3,7 @@
 No thread can be stopped inside a library; a process can. Knows what it is told of a vocabulary, no requests.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -88,11 +89,9 @@ class GrammarTrial:
 
     def _send(self, process: subprocess.Popen[bytes], value: Any) -> None:
         assert process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # its output has ended too, and reading tells
             process.stdin.write(json.dumps(value).encode() + b"\n")
             process.stdin.flush()
-        except BrokenPipeError:
-            pass  # reading tells of it: the end of its output
 
     def _receive(self, process: subprocess.Popen[bytes], deadline_s: float) -> Any:
         """Raises TimeoutError, and EOFError where the process has ended."""
@@ -127,7 +126,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # what it had not read is lost with it
             pipe.close()
-        except BrokenPipeError:
-            pass  # what it had not read is lost with it

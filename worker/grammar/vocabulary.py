@@ -1,6 +1,6 @@
-"""`Vocabulary`: all that a grammar needs of a tokenizer, as plain numbers and bytes that another process can be sent."""
+"""`Vocabulary`: all that a grammar needs of a tokenizer, as numbers and bytes that another process can be sent."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from worker.grammar.errors import GrammarError
@@ -10,11 +10,12 @@ from worker.text import Tokenizer
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
     """`token_bytes[i]` is what id i adds to a text, b"" for ids without a token; as long as the model's vocabulary.
-    Text never matches `special_ids`."""
+    Text never matches `special_ids`. `encode` gives the tokens in which the tokenizer itself writes a text."""
 
     token_bytes: list[bytes]
     special_ids: list[int]
     eos_token_ids: list[int]
+    encode: Callable[[str], list[int]]
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> Vocabulary:
@@ -28,4 +29,4 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable
         tokenizer.token_bytes(token_id) if tokenizer.has_token(token_id) else b"" for token_id in range(vocab_size)
     ]
     special_ids = sorted({*tokenizer.special_ids, *ends})
-    return Vocabulary(token_bytes, [token_id for token_id in special_ids if token_id < vocab_size], ends)
+    return Vocabulary(token_bytes, [token_id for token_id in special_ids if token_id < vocab_size], ends, tokenizer.encode_piece)

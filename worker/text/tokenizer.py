@@ -67,6 +67,10 @@ class Tokenizer:
         """
         return encode_text(self._backend, text, add_special_tokens=True)
 
+    def encode_piece(self, text: str) -> list[int]:
+        """Ids of a text by itself, without the special tokens that begin or end a prompt."""
+        return encode_text(self._backend, text, add_special_tokens=False)
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **template_options: Any
     ) -> list[int]:
