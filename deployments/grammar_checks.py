@@ -21,8 +21,12 @@ def grammar_checks(tokenizer: Tokenizer, vocab_size: int) -> GrammarChecks:
     return GrammarChecks(lambda: vocabulary_of(tokenizer, vocab_size, [end]))
 
 
-async def check_grammar(checks: GrammarChecks, grammar: GrammarSpec, field: str) -> None:
-    """Raises ApiError: 400 for a grammar that cannot be used, 503 where nobody could look at it in time."""
+async def check_grammar(checks: GrammarChecks, asked: tuple[GrammarSpec, str] | None) -> None:
+    """`asked`: the grammar and the field that asks for it, or None. Raises ApiError: 400 for a grammar that cannot be
+    used, 503 where nobody could look at it in time."""
+    if asked is None:
+        return
+    grammar, field = asked
     try:
         await asyncio.wrap_future(checks.submit(grammar))
     except GrammarError as error:

@@ -108,6 +108,11 @@ class RouterState:
 
     # -- what the router tells ------------------------------------------------------------------------------------
 
+    def running_ids(self) -> list[str]:
+        """The replicas in Serve's list."""
+        with self._lock:
+            return sorted(self._running_ids)
+
     def book(self, request_id: str, replica_id: str, num_tokens: int, reason: str = "load") -> None:
         """`request_id` goes to `replica_id`, which has `num_tokens` of it to compute; a booking elsewhere moves."""
         with self._lock:

@@ -37,5 +37,9 @@ class IngressMetrics:
         if finish_reason in _ANSWERED:
             self._accumulator.observe("stallfree_e2e_request_latency_seconds", e2e_s)
 
+    def request_rejected(self, reason: str) -> None:
+        """Turned away before its first token."""
+        self._accumulator.inc("stallfree_rejections_total", 1, reason)
+
     def snapshot(self) -> Snapshot:
         return self._accumulator.snapshot()

@@ -15,6 +15,7 @@ from kv_cache import BlockKey, BlockManager
 from scheduler.arrivals import arrival_of
 from scheduler.config import SchedulerConfig
 from scheduler.decisions import DecisionDigest
+from scheduler.limits import StepLimits
 from scheduler.outputs import SchedulerOutputs, SequenceEnd
 from scheduler.records import StepRecord
 from scheduler.requests import Request
@@ -109,6 +110,9 @@ class Recorder:
 
     def set_rates(self, prefill_tokens_per_s: float, swap_blocks_per_s: float) -> None:
         self._write({"rates": [prefill_tokens_per_s, swap_blocks_per_s]})
+
+    def set_limits(self, limits: StepLimits) -> None:
+        self._write({"limits": [limits.max_num_batched_tokens, limits.max_num_seqs, limits.target_itl_ms]})
 
     def update(
         self,

@@ -50,9 +50,10 @@ def check_fits(request: Request, config: SchedulerConfig, blocks: BlockManager) 
     """
     num_tokens = request.num_known_tokens
     num_samples = request.num_open_samples
-    if num_tokens >= config.max_model_len:
+    longest = config.max_model_len - min(request.stop_rules.max_tokens, 1)
+    if num_tokens > longest:
         raise RequestTooLargeError(
-            f"the prompt has {num_tokens} tokens; at most {config.max_model_len - 1} "
+            f"the prompt has {num_tokens} tokens; at most {longest} "
             f"leave room for an answer in the context of {config.max_model_len}"
         )
     if num_samples > config.max_num_seqs:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from deployments.model_facts import ModelFacts
+from scheduler.config import SchedulerConfig
+from scheduler.limits import StepLimits, check_limits, limits_of
 from scheduler.records import StepRecord
 from worker.config import EngineConfig
 from worker.types import EngineLoad, EngineRequest, TokenEvent
@@ -18,6 +20,8 @@ from worker.types import EngineLoad, EngineRequest, TokenEvent
 VOCAB_SIZE = 512
 BLOCK_SIZE = 16
 NUM_BLOCKS = 4096
+MAX_MODEL_LEN = 4096
+START_CONFIG = SchedulerConfig(max_num_batched_tokens=256, max_num_seqs=64, max_model_len=MAX_MODEL_LEN)
 
 #: the loop raises in the step after this request arrives
 DIE = 501
@@ -64,6 +68,8 @@ class FakeLoop:
         self._deliver = deliver
         self._on_death = on_death
         self.step_s = step_s
+        self._start_config = START_CONFIG
+        self.limits = limits_of(START_CONFIG)
         self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
         self._refused: list[TokenEvent] = []
@@ -107,6 +113,10 @@ class FakeLoop:
                 if not held.outputs:
                     del self._running[request_id]
 
+    def set_limits(self, limits: StepLimits) -> None:
+        check_limits(limits, self._start_config)
+        self.limits = limits
+
     def status(self) -> Status:
         with self._lock:
             began_s = self._step_began_s
@@ -119,7 +129,8 @@ class FakeLoop:
 
     def _load(self) -> EngineLoad:
         used = sum(1 + len(held.request.prompt_token_ids) // BLOCK_SIZE for held in self._running.values())
-        return EngineLoad(0, len(self._running), 0, 0, NUM_BLOCKS - used, used)
+        num_queued = sum(held.request.num_known_tokens for held in self._running.values() if not held.output)
+        return EngineLoad(0, len(self._running), 0, num_queued, NUM_BLOCKS - used, used)
 
     def _run(self) -> None:
         try:
@@ -171,7 +182,7 @@ class FakeLoop:
 
 
 FACTS = ModelFacts(
-    max_model_len=4096,
+    max_model_len=MAX_MODEL_LEN,
     vocab_size=VOCAB_SIZE,
     eos_token_ids=(0,),
     block_size=BLOCK_SIZE,

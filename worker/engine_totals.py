@@ -1,4 +1,4 @@
-"""`EngineTotals`: what an engine has done, summed over its step records."""
+"""What an engine has done since it was made, in plain counts."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,6 @@ from scheduler.records import StepRecord
 
 @dataclass(slots=True)
 class EngineTotals:
-    """What happened since the engine was made."""
-
     num_steps: int = 0
     num_prefill_chunks: int = 0
     num_preemptions_recompute: int = 0
@@ -19,7 +17,7 @@ class EngineTotals:
     num_blocks_queried: int = 0
     num_blocks_hit: int = 0
 
-    def add(self, record: StepRecord) -> None:
+    def count(self, record: StepRecord) -> None:
         self.num_steps += 1
         self.num_prefill_chunks += len(record.prefill_chunks)
         self.num_blocks_swapped_out += record.num_blocks_swapped_out

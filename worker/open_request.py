@@ -13,6 +13,7 @@ from worker.beam_search import BeamSearch
 from worker.grammar.errors import GrammarError
 from worker.grammar.matcher import GrammarMatcher
 from worker.prefix_keys import PrefixKeys
+from worker.prompt_scores import PromptScores
 from worker.sampler import SampledToken, SampleRow
 from worker.types import EngineRequest, SamplingParams, TokenEvent
 
@@ -22,8 +23,9 @@ NO_LIMIT = 2**62
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """`outputs` holds the tokens of each sample. `keys` is None where the prefix cache is off. `matchers`: by sample,
-    empty without a grammar. `failure` says why the request cannot go on."""
+    """`outputs` holds the tokens of each sample. `keys` is None where the prefix cache is off, or not for this request.
+    `scores`: the log-probabilities of its prompt, where they are wanted. `matchers`: by sample, empty without a
+    grammar; `failure` says why it cannot be followed any further."""
 
     params: SamplingParams
     prompt_token_ids: list[int]
@@ -31,9 +33,10 @@ class OpenRequest:
     group: SequenceGroup
     keys: PrefixKeys | None
     beam: BeamSearch | None
+    scores: PromptScores | None = None
     matchers: dict[int, GrammarMatcher] = field(default_factory=dict)
     failure: str | None = None
-    has_told_cached: bool = False
+    has_told_of_prompt: bool = False
 
     def sample_rows(self, logits_row: int, chunk: ScheduledChunk) -> list[SampleRow]:
         """One for each sample that takes a token from this chunk."""
@@ -62,19 +65,23 @@ class OpenRequest:
             return None
 
     def take(self, row: SampleRow, token: SampledToken) -> TokenEvent:
-        """Remember a sampled token; the event that tells of it."""
-        self.outputs[row.sample_index].append(token.token_id)
-        if row.allowed is not None:
+        """Remember a sampled token; the event that tells of it. A request for no tokens is told of its prompt alone."""
+        if self.params.max_tokens == 0:
+            event = TokenEvent(self.group.request_id, row.sample_index, [])
+        else:
+            self.outputs[row.sample_index].append(token.token_id)
             self._follow(row.sample_index, token.token_id)
-        logprobs = None if token.logprobs is None else [token.logprobs]
-        event = TokenEvent(self.group.request_id, row.sample_index, [token.token_id], logprobs)
-        if not self.has_told_cached:
+            logprobs = None if token.logprobs is None else [token.logprobs]
+            event = TokenEvent(self.group.request_id, row.sample_index, [token.token_id], logprobs)
+        if not self.has_told_of_prompt:
             event.num_cached_tokens = self.group.num_cached_tokens
-            self.has_told_cached = True
+            event.prompt_logprobs = None if self.scores is None else self.scores.scored
+            self.has_told_of_prompt = True
         return event
 
     def _follow(self, index: int, token_id: int) -> None:
-        """Scores that are no numbers can choose a token that was not allowed."""
+        if index not in self.matchers:
+            return
         try:
             self.matchers[index].accept(token_id)
         except GrammarError as error:
@@ -138,6 +145,8 @@ def scheduler_request(
         stop_token_ids |= frozenset(eos_token_ids)
     if params.beam is not None:
         rules = StopRules(NO_LIMIT, NO_LIMIT)
+    elif params.max_tokens == 0:
+        rules = StopRules(0, max_model_len)  # the token that completes the step is not told, whatever it is
     else:
         rules = StopRules(
             params.max_tokens, max_model_len, 0 if has_grammar else params.min_tokens, stop_token_ids
@@ -160,3 +169,12 @@ def scheduler_request(
         block_keys=block_keys,
         ended_samples=ended_samples,
     )
+
+
+def beam_search_of(request: EngineRequest, eos_token_ids: tuple[int, ...], max_model_len: int) -> BeamSearch | None:
+    params = request.params
+    if params.beam is None:
+        return None
+    max_tokens = min(params.max_tokens, max_model_len - len(request.prompt_token_ids))
+    ending = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+    return BeamSearch(params.beam, ending | frozenset(params.stop_token_ids), max_tokens)

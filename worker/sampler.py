@@ -27,6 +27,8 @@ from worker.types import SamplingParams, TokenLogprobs
 MIN_TEMPERATURE = 1e-3
 #: what a log-probability of minus infinity is reported as: it must be a number in JSON
 LOGPROB_FLOOR = -9999.0
+#: in place of a token where the model gave no numbers to choose by
+NO_TOKEN = -1
 #: scores handled at once, in elements, by device type: a CPU's temporaries stay in its cache, a GPU is kept busy
 NUM_SCORES_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 22}
 
@@ -50,6 +52,8 @@ class SampleRow:
 
 @dataclass(slots=True)
 class SampledToken:
+    """`token_id` is NO_TOKEN where the row's logits hold NaN, or nothing above minus infinity."""
+
     token_id: int
     logprobs: TokenLogprobs | None
 
@@ -73,7 +77,8 @@ class Sampler:
         logits = logits[:, : self._vocab_size]
         scored = [place for place, row in enumerate(rows) if not _is_plain_argmax(row)]
         if len(scored) < len(rows):
-            best = logits.argmax(dim=-1)
+            values, best = logits.max(dim=-1)
+            best.masked_fill_(has_no_best(values), NO_TOKEN)
             chosen = best[self._index([row.logits_row for row in rows])]
         else:
             chosen = torch.empty(len(rows), dtype=torch.int64, device=self._device)
@@ -133,7 +138,12 @@ class Sampler:
     def _choose(self, logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
         num_rows_at_once = max(1, NUM_SCORES_AT_ONCE[self._device.type] // logits.shape[1])
         slices = [rows[start : start + num_rows_at_once] for start in range(0, len(rows), num_rows_at_once)]
-        return torch.cat([self.decision_scores(logits, part).argmax(dim=-1) for part in slices])
+        chosen = []
+        for part in slices:
+            best = logits[self._index([row.logits_row for row in part])].amax(dim=-1)
+            scores = self.decision_scores(logits, part)
+            chosen.append(scores.argmax(dim=-1).masked_fill_(has_no_best(best), NO_TOKEN))
+        return torch.cat(chosen)
 
     def _perturbed(self, scores: torch.Tensor, rows: list[SampleRow], *, cut: bool) -> torch.Tensor:
         """Noise where a token may and can win; it is the noise that a pass over the whole vocabulary would add."""
@@ -159,7 +169,7 @@ class Sampler:
         """Rows that ask for equally many alternatives share one pass; others never see them."""
         places_by_count: dict[int, list[int]] = {}
         for place, row in enumerate(rows):
-            if row.params.logprobs is not None:
+            if row.params.logprobs is not None and sampled[place].token_id != NO_TOKEN:
                 places_by_count.setdefault(row.params.logprobs, []).append(place)
         for count, places in places_by_count.items():
             raw = logits[self._index([rows[place].logits_row for place in places])]
@@ -176,8 +186,8 @@ class Sampler:
                 if rows[place].allowed is not None:
                     best_first = [pair for pair in best_first if pair[1] > -math.inf]
                 sampled[place].logprobs = (
-                    _floored(value),
-                    [(token_id, _floored(logprob)) for token_id, logprob in best_first],
+                    floored(value),
+                    [(token_id, floored(logprob)) for token_id, logprob in best_first],
                 )
 
     def _index(self, values: list[int]) -> torch.Tensor:
@@ -197,5 +207,10 @@ def _is_plain_argmax(row: SampleRow) -> bool:
     return _is_greedy(row.params) and not _edits_scores(row)
 
 
-def _floored(logprob: float) -> float:
+def has_no_best(best: torch.Tensor) -> torch.Tensor:
+    """Whether rows with these greatest logits have no token to choose; NaN anywhere in a row is its greatest."""
+    return best.isnan() | (best == -torch.inf)
+
+
+def floored(logprob: float) -> float:
     return max(logprob, LOGPROB_FLOOR) if math.isfinite(logprob) else LOGPROB_FLOOR

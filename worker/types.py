@@ -34,9 +34,10 @@ class SamplingParams:
 
     temperature 0 is greedy; top_k 0, top_p 1.0 and min_p 0.0 are off. `seed` is always set: whoever takes the
     request in draws one for an unseeded request. `logprobs` is the number of alternatives reported beside the
-    chosen token (0: the chosen one alone; None: no log-probabilities). With `beam`, `n` is how many of the best
-    answers are returned, all at the end; temperature, cuts, penalties and bias do not apply. A `grammar` decides which
-    tokens may be chosen and when the answer may end; there is none beside `beam`.
+    chosen token (0: the chosen one alone; None: no log-probabilities), `prompt_logprobs` the same for the tokens of
+    the prompt. With `max_tokens` 0 nothing is generated: the prompt is computed, and that is all. With `beam`, `n` is
+    how many of the best answers are returned, all at the end; temperature, cuts, penalties and bias do not apply. A
+    `grammar` decides which tokens may be chosen and when the answer may end; there is none beside `beam`.
     """
 
     max_tokens: int
@@ -47,6 +48,7 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -78,9 +80,16 @@ class EngineRequest:
         """The indices of the samples that are to run."""
         return [index for index in range(self.params.n) if index not in self.ended_samples]
 
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens that are computed before the first new one."""
+        return len(self.prompt_token_ids) + sum(map(len, self.output_token_ids))
+
 
 #: (log-probability of the chosen token, [(token id, log-probability), ...] of the best alternatives, best first)
 TokenLogprobs = tuple[float, list[tuple[int, float]]]
+#: of a prompt's token: (its log-probability, its rank among all tokens from 1 on, the best alternatives as above)
+PromptTokenLogprobs = tuple[float, int, list[tuple[int, float]]]
 
 
 @dataclass(slots=True)
@@ -90,7 +99,8 @@ class TokenEvent:
     finish_reason: None while it goes on, else "stop", "length", "abort" or "error". Then `error` says why;
     `is_refusal`: it is for what the request asks, and nothing is wrong with the engine; `is_worker_lost`: the engine
     died or is stopping, and another one may go on with the request. The first event of a request says how many tokens
-    of its prompt the prefix cache gave (`num_cached_tokens`; None in the others).
+    of its prompt the prefix cache gave (`num_cached_tokens`; None in the others), and has the log-probabilities of its
+    prompt from the second token on, if the request wants them (`prompt_logprobs`).
     """
 
     request_id: str
@@ -102,6 +112,7 @@ class TokenEvent:
     is_refusal: bool = False
     is_worker_lost: bool = False
     num_cached_tokens: int | None = None
+    prompt_logprobs: list[PromptTokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ Owns their shapes and how they become a grammar. Whether the grammar is any good
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from deployments.protocol.errors import bad_request, not_supported
 from worker.grammar.specs import (
@@ -67,40 +67,39 @@ def _none_if_empty(value: Any) -> Any:
     return None if value in ({}, "") else value
 
 
-#: the types of the request's fields
-ResponseFormatField = Annotated[ResponseFormat | None, BeforeValidator(_none_if_empty)]
-StructuredOutputsField = Annotated[StructuredOutputs | None, BeforeValidator(_without_neutral)]
-
-
-class AsksForForm(Protocol):
+class AnswerForm(_Part):
     """The fields of a request that are looked at here."""
 
-    response_format: ResponseFormat | None
-    structured_outputs: StructuredOutputs | None
-    guided_json: Schema | None
-    guided_regex: str | None
-    guided_choice: list[str] | None
-    guided_grammar: str | None
-    use_beam_search: bool | None
+    response_format: Annotated[ResponseFormat | None, BeforeValidator(_none_if_empty)] = None
+    structured_outputs: Annotated[StructuredOutputs | None, BeforeValidator(_without_neutral)] = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    _grammar: tuple[GrammarSpec, str] | None = PrivateAttr(default=None)
+
+    @property
+    def grammar(self) -> tuple[GrammarSpec, str] | None:
+        """What the answer is held to, and the field that asks for it; None: any text will do."""
+        return self._grammar
+
+    def find_grammar(self, *, use_beam_search: bool) -> None:
+        """Sets `grammar`. Raises ApiError where the fields do not agree."""
+        try:
+            found = {field: grammar for field, grammar in _grammars(self).items() if grammar is not None}
+        except RecursionError as error:
+            raise bad_request("the schema of the answer is nested too deeply") from error
+        if not found:
+            return
+        first, *others = found
+        if others:
+            raise bad_request(f"{others[0]}: not together with {first}: an answer has one form", others[0])
+        if use_beam_search:
+            raise not_supported(first, "together with use_beam_search it")
+        self._grammar = (found[first], first)
 
 
-def grammar_of(request: AsksForForm) -> tuple[GrammarSpec, str] | None:
-    """The grammar of the answer and the field that asks for it; None: any text will do. Raises ApiError."""
-    try:
-        found = {field: grammar for field, grammar in _grammars(request).items() if grammar is not None}
-    except RecursionError as error:
-        raise bad_request("the schema of the answer is nested too deeply") from error
-    if not found:
-        return None
-    first, *others = found
-    if others:
-        raise bad_request(f"{others[0]}: not together with {first}: an answer has one form", others[0])
-    if request.use_beam_search:
-        raise not_supported(first, "together with use_beam_search it")
-    return found[first], first
-
-
-def _grammars(request: AsksForForm) -> Mapping[str, GrammarSpec | None]:
+def _grammars(request: AnswerForm) -> Mapping[str, GrammarSpec | None]:
     """By the field that asks for it."""
     grammars: dict[str, GrammarSpec | None] = {"response_format": None}
     response_format = request.response_format

@@ -28,5 +28,5 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable
     token_bytes = [
         tokenizer.token_bytes(token_id) if tokenizer.has_token(token_id) else b"" for token_id in range(vocab_size)
     ]
-    special_ids = sorted({*tokenizer.special_ids, *ends})
-    return Vocabulary(token_bytes, [token_id for token_id in special_ids if token_id < vocab_size], ends, tokenizer.encode_piece)
+    special_ids = sorted(token_id for token_id in {*tokenizer.special_ids, *ends} if token_id < vocab_size)
+    return Vocabulary(token_bytes, special_ids, ends, tokenizer.encode_piece)

@@ -59,13 +59,13 @@ class Tokenizer:
         """Whether an empty prompt becomes at least one token (such as BOS)."""
         return bool(self.encode(""))
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a completion prompt, with the special tokens that the tokenizer adds itself, such as BOS.
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a completion prompt, with the special tokens that the tokenizer adds itself, such as BOS, unless not.
 
         The text of a control token inside the prompt becomes that control token: a completion prompt is the
         caller's whole input, written as the model reads it. Chat contents are treated otherwise.
         """
-        return encode_text(self._backend, text, add_special_tokens=True)
+        return encode_text(self._backend, text, add_special_tokens=add_special_tokens)
 
     def encode_piece(self, text: str) -> list[int]:
         """Ids of a text by itself, without the special tokens that begin or end a prompt."""
