@@ -8,13 +8,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.cutoff import Cutoff
+from deployments.error_responses import error_response, route_path
 from deployments.protocol.errors import ApiError, server_stopping, too_many_open_requests, unavailable
 
-WORK_PATHS = ("/v1/completions", "/v1/chat/completions")
+WORK_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
 
 _POLL_S = 0.05
 #: for the last events of answers that were cut off to leave the process
@@ -88,13 +88,13 @@ class AdmissionGate:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in WORK_PATHS:
+        if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope) not in WORK_PATHS:
             await self._app(scope, receive, send)
             return
         admission: Admission = scope["app"].state.service.admission
         error = admission.refusal()
         if error is not None:
-            await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
+            await error_response(scope, error)(scope, receive, send)
             return
         admission.num_open += 1
         try:

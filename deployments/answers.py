@@ -27,7 +27,8 @@ _TELL_WORKER_TIMEOUT_S = 5.0
 class Delta:
     """What is new of a choice. `num_tokens` are the tokens that this text, or its end, stands for;
     `num_cached_tokens` those of the prompt that came from the prefix cache, told once for all choices of a prompt;
-    `prompt` its tokens with their log-probabilities, where they are wanted, in the first delta of each choice."""
+    `prompt` its tokens with their log-probabilities, where they are wanted, in the first delta of each choice.
+    `stop_string` is the one that ended the choice, if any."""
 
     index: int
     text: str
@@ -36,6 +37,7 @@ class Delta:
     finish_reason: str | None = None
     num_cached_tokens: int = 0
     prompt: list[PromptEntry] | None = None
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class Answer:
             return None
         delta = Delta(self.index, self._text, self._num_unsent_tokens, self._unsent_logprobs, self.finish_reason)
         delta.prompt, self._unsent_prompt = self._unsent_prompt, None
+        delta.stop_string = self._stop_strings.matched
         self._text, self._num_unsent_tokens, self._unsent_logprobs = "", 0, []
         return delta
 

@@ -3,7 +3,6 @@
 `deployments.app:build` is the import path for Serve configs; `app` is the application with all defaults.
 """
 
-import warnings
 from typing import Any
 
 import ray
@@ -37,9 +36,8 @@ SERVE_ENVIRONMENT = {
 
 ROUTER = "deployments.router:LoadRouter"
 SCALING_POLICY = "deployments.scaling:TokenWorkPolicy"
-#: how often workers report their work to the autoscaler, and over how long that is averaged
-SCALING_REPORT_S = 1.0
-SCALING_AVERAGE_S = 5.0
+#: the autoscaler's numbers are means over so long; Serve has them reported every ten seconds
+SCALING_AVERAGE_S = 15.0
 ENGINE_BUILDER = "deployments.engine_seam:build_engine"
 
 
@@ -99,10 +97,12 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
         max_n=args.max_n,
         most_urgent_priority=args.most_urgent_priority,
         tenant_header=args.tenant_header,
-        enable_prefix_caching=args.enable_prefix_caching,
+        keys=args.key_ring(),
+        cors_origins=args.cors_origins,
         max_open_requests=args.max_open_requests,
         request_timeout_s=args.request_timeout_s,
         keep_alive_s=args.keep_alive_s,
+        enable_prefix_caching=args.enable_prefix_caching,
     )
     return ingress.bind(worker.bind(config, worker_settings), ingress_settings)
 
@@ -112,21 +112,17 @@ def _scaling(args: AppArgs) -> dict[str, Any]:
     fewest, most = args.worker_bounds
     if fewest == most:
         return {"num_replicas": fewest}
-    with warnings.catch_warnings():
-        # Serve calls the interval deprecated and reads it nevertheless.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        autoscaling = AutoscalingConfig(
-            min_replicas=fewest,
-            initial_replicas=min(max(args.num_workers, fewest), most),
-            max_replicas=most,
-            upscale_delay_s=args.scale_up_delay_s,
-            downscale_delay_s=args.scale_down_delay_s,
-            metrics_interval_s=SCALING_REPORT_S,
-            look_back_period_s=SCALING_AVERAGE_S,
-            policy=AutoscalingPolicy(  # type: ignore[no-untyped-call]
-                policy_function=SCALING_POLICY, policy_kwargs={"target_queue_s": args.target_queue_s}
-            ),
-        )
+    autoscaling = AutoscalingConfig(
+        min_replicas=fewest,
+        initial_replicas=min(max(args.num_workers, fewest), most),
+        max_replicas=most,
+        upscale_delay_s=args.scale_up_delay_s,
+        downscale_delay_s=args.scale_down_delay_s,
+        look_back_period_s=SCALING_AVERAGE_S,
+        policy=AutoscalingPolicy(  # type: ignore[no-untyped-call]
+            policy_function=SCALING_POLICY, policy_kwargs={"target_queue_s": args.target_queue_s}
+        ),
+    )
     return {"autoscaling_config": autoscaling}
 
 

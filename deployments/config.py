@@ -10,13 +10,25 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from deployments.keys import KeyRing, KeysError
 from worker.config import ConfigError, EngineConfig, check_engine_config, option_names, parse_bytes
 from worker.tenant_weights import parse_tenant_weights
 
-#: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it)
-RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+#: Ray's processes: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it).
+#: Serve's: the proxy reaches the ingress over gRPC and routes on its own loop, a third of the processor time per chunk;
+#: request logs go to files alone, many lines at a time
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+}
 #: in place of the option, which others on the machine can read
 PREFIX_CACHE_SECRET_VARIABLE = "STALLFREE_PREFIX_CACHE_SECRET"
+#: the text of a key file, in place of one
+API_KEYS_VARIABLE = "STALLFREE_API_KEYS"
 #: most answers end by themselves in this time
 DEFAULT_DRAIN_GRACE_S = 10.0
 
@@ -70,6 +82,11 @@ class AppArgs(BaseModel):
     #: names the HTTP header whose value is the tenant; without it all requests are one tenant's
     tenant_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]{1,64}$")
 
+    #: JSON or YAML list of `{key, tenant, admin, weight, max_priority}`; with it every route wants a key
+    api_key_file: str | None = Field(default=None, min_length=1)
+    #: origins, separated by commas, whose pages may ask (`*`: all); none by default
+    cors_origin: str | None = Field(default=None, pattern=r"^(\*|https?://[^,\s*/]+(,https?://[^,\s*/]+)*)$")
+
     # The engine's options, as `worker.config.EngineConfig` has them.
     revision: str | None = None
     trust_remote_code: bool = False
@@ -116,6 +133,31 @@ class AppArgs(BaseModel):
         return self.prefix_cache_secret or os.environ.get(PREFIX_CACHE_SECRET_VARIABLE, "")
 
     @property
+    def cors_origins(self) -> tuple[str, ...]:
+        return () if self.cors_origin is None else tuple(self.cors_origin.split(","))
+
+    def key_ring(self) -> KeyRing | None:
+        """The keys of the file, else of the environment; None: nobody needs a key. Raises `ConfigError`."""
+        if self.api_key_file is not None:
+            option = "api_key_file"
+            try:
+                text = Path(self.api_key_file).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                # A decoding error quotes what it could not read.
+                reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+                raise ConfigError(option, f"cannot read {self.api_key_file}: {reason}") from None
+        elif API_KEYS_VARIABLE in os.environ:
+            option, text = API_KEYS_VARIABLE, os.environ[API_KEYS_VARIABLE]
+        else:
+            return None
+        if self.tenant_header is not None:
+            raise ConfigError("tenant_header", "not together with API keys: a key says whose request it is")
+        try:
+            return KeyRing.parse(text)
+        except KeysError as error:
+            raise ConfigError(option, str(error)) from None
+
+    @property
     def effective_drain_grace_s(self) -> float:
         """Below `drain_timeout_s`, at which Serve ends the replica. Raises `ConfigError` where it is not."""
         if self.drain_grace_s is None:
@@ -144,8 +186,9 @@ class AppArgs(BaseModel):
                 values["kv_cache_memory"] = parse_bytes(self.kv_cache_memory)
             except ValueError as error:
                 raise ConfigError("kv_cache_memory", str(error)) from error
+        keys = self.key_ring()
         try:
-            values["tenant_weights"] = parse_tenant_weights(self.tenant_weights)
+            values["tenant_weights"] = self._all_tenant_weights(keys)
         except ValueError as error:
             raise ConfigError("tenant_weights", str(error)) from error
         values["prefix_cache_secret"] = self.shared_prefix_cache_secret
@@ -154,6 +197,14 @@ class AppArgs(BaseModel):
         config = EngineConfig(**values)
         check_engine_config(config)
         return config
+
+    def _all_tenant_weights(self, keys: KeyRing | None) -> dict[str, float]:
+        """Those of the option and those that stand beside the keys. Raises ValueError where they disagree."""
+        weights = parse_tenant_weights(self.tenant_weights)
+        for tenant, weight in (keys.tenant_weights if keys is not None else {}).items():
+            if weights.setdefault(tenant, weight) != weight:
+                raise ValueError(f"{tenant!r} has another weight beside its API key")
+        return weights
 
 
 def app_args_from(values: dict[str, Any]) -> AppArgs:

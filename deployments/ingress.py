@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.api import create_api
 from deployments.api_service import ApiService, ApiSettings
 from deployments.failover import FailoverClient
+from deployments.keys import KeyRing
 from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
 from deployments.model_facts import ModelFacts
 from deployments.readiness import ReadyProbe
@@ -48,6 +49,8 @@ class IngressSettings:
     max_n: int
     most_urgent_priority: int
     tenant_header: str | None
+    keys: KeyRing | None
+    cors_origins: tuple[str, ...]
     enable_prefix_caching: bool
     max_open_requests: int
     request_timeout_s: float
@@ -83,6 +86,7 @@ class Ingress:
                 max_n=settings.max_n,
                 most_urgent_priority=settings.most_urgent_priority,
                 tenant_header=settings.tenant_header,
+                keys=settings.keys,
                 max_open_requests=settings.max_open_requests,
                 request_timeout_s=settings.request_timeout_s,
                 keep_alive_s=settings.keep_alive_s,
@@ -92,13 +96,14 @@ class Ingress:
             metrics_text=self._metrics_text,
             is_any_worker=ROUTER_STATE.has_running,
         )
+        self._cors_origins = settings.cors_origins
         self._pusher = MetricsPusher(self._actor, f"ingress-{context.replica_id.unique_id}")
         self._reporter = asyncio.create_task(self._report_metrics())
         self._reporter.add_done_callback(log_failure)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve when the constructor is done."""
-        api = create_api()
+        api = create_api(self._cors_origins)
         api.state.service = self._service
         return api
 

@@ -135,6 +135,7 @@ async def whole_answers(deltas: AsyncGenerator[Delta, None]) -> list[Delta]:
             whole.num_tokens += delta.num_tokens
             whole.logprobs += delta.logprobs
             whole.finish_reason = delta.finish_reason
+            whole.stop_string = delta.stop_string
             whole.num_cached_tokens += delta.num_cached_tokens
             whole.prompt = whole.prompt or delta.prompt
     for index, whole in wholes.items():

@@ -16,7 +16,7 @@ STALE_S = 5.0
 #: Serve's health checks find a worker that hangs in about this time; one that does not hang gets work again
 SUSPICION_S = 15.0
 #: what was sent to a replica counts as recent for about so long
-RECENT_S = 10.0
+RECENT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,11 @@ class ReplicaView:
     def leave(self, request_id: str) -> None:
         """The stream is over, or went elsewhere."""
         self.open_request_ids.discard(request_id)
-        self.bookings.pop(request_id, None)
+        booking = self.bookings.pop(request_id, None)
+        if booking is not None:
+            # No report of it: most likely it was never there.
+            self.recent_tokens = max(self.recent_tokens - booking.num_tokens, 0.0)
+            self.recent_requests = max(self.recent_requests - 1, 0.0)
 
     def work(self, now: float, block_size: int) -> ReplicaWork:
         num_tokens = num_requests = 0.0

@@ -44,49 +44,36 @@ class Rows:
         generator = torch.Generator().manual_seed(7)
         num_columns = [-(-context // block_size) for context, _ in lengths]
         self.pool = TensorPool(1, sum(num_columns) + 1, 0, block_size, num_kv_heads, head_size, dtype, "cpu")
-        keys, values = self.pool.key_value(0)
-        keys[1:], values[1:] = garbage, garbage
+        for cache in self.pool.key_value(0):
+            cache[1:] = garbage
         ids = (torch.randperm(sum(num_columns), generator=generator) + 1).tolist()
-        tables: list[list[int]] = []
-        slots: list[int] = []
-        started: list[int] = []
-        self.rows = []
-        for (context, query_len), columns in zip(lengths, num_columns, strict=True):
-            table = [ids.pop() for _ in range(columns)]
-            tables.append(table)
-            query, key, value = (
+        self._tables = [[ids.pop() for _ in range(columns)] for columns in num_columns]
+        self.rows = [
+            tuple(
                 torch.randn(length, number, head_size, generator=generator).to(dtype)
                 for length, number in ((query_len, num_heads), (context, num_kv_heads), (context, num_kv_heads))
             )
-            self.rows.append((query, key, value))
-            for position in range(context - query_len):
-                if position % block_size == 0:
-                    keys[table[position // block_size]], values[table[position // block_size]] = 0, 0
-                keys[table[position // block_size], position % block_size] = key[position]
-                values[table[position // block_size], position % block_size] = value[position]
-            for position in range(context - query_len, context):
-                slots.append(table[position // block_size] * block_size + position % block_size)
-                if position % block_size == 0:
-                    started.append(table[position // block_size])
-        widest = max(num_columns)
-        query_lens = [query_len for _, query_len in lengths]
-        contexts = [context for context, _ in lengths]
-        self.batch = AttentionBatch(
-            slot_mapping=torch.tensor(slots),
-            block_tables=torch.tensor([table + [0] * (widest - len(table)) for table in tables]),
-            query_start_locs=torch.tensor([0, *query_lens]).cumsum(0),
-            context_lens=torch.tensor(contexts),
-            positions=torch.cat([torch.arange(context - query, context) for context, query in lengths]),
-            query_lens=query_lens,
-            row_context_lens=contexts,
-            started_blocks=torch.tensor(started, dtype=torch.long),
-        )
+            for context, query_len in lengths
+        ]
+        self.batch = self._batch([(context - query_len, context) for context, query_len in lengths])
 
-    def attend(self, backend_type: type[AttentionBackend], window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(what the backend computes, what it should)."""
+    def backend(self, backend_type: type[AttentionBackend]) -> AttentionBackend:
+        """One that has written the earlier tokens to the pool, each its own way, and is about to run the batch."""
         backend = backend_type(self.pool)
+        earlier = [(0, len(key) - len(query)) for query, key, _ in self.rows]
+        if any(end for _, end in earlier):
+            backend.begin(self._batch(earlier))
+            keys, values = (
+                torch.cat([row[part][:end] for row, (_, end) in zip(self.rows, earlier, strict=True)])
+                for part in (1, 2)
+            )
+            num_heads = self.rows[0][0].shape[1]
+            backend.forward(0, keys.repeat_interleave(num_heads // keys.shape[1], dim=1), keys, values, scale=1.0)
         backend.begin(self.batch)
-        got = backend.forward(
+        return backend
+
+    def forward(self, backend: AttentionBackend, window: int | None) -> torch.Tensor:
+        return backend.forward(
             0,
             torch.cat([query for query, _, _ in self.rows]),
             torch.cat([key[-len(query) :] for query, key, _ in self.rows]),
@@ -94,5 +81,31 @@ class Rows:
             scale=self.scale,
             sliding_window=window,
         )
-        want = torch.cat([plain_attention(query, key, value, window) for query, key, value in self.rows])
-        return got, want
+
+    def attend(self, backend_type: type[AttentionBackend], window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(what the backend computes, what it should)."""
+        return self.forward(self.backend(backend_type), window), self.wanted(window)
+
+    def wanted(self, window: int | None) -> torch.Tensor:
+        return torch.cat([plain_attention(query, key, value, window) for query, key, value in self.rows])
+
+    def _batch(self, spans: list[tuple[int, int]]) -> AttentionBatch:
+        """Positions [start, end) of each row; rows without any are left out."""
+        block_size = self.pool.block_size
+        some = [(table, *span) for table, span in zip(self._tables, spans, strict=True) if span[1] > span[0]]
+        places = [(table[position // block_size], position) for table, *span in some for position in range(*span)]
+        query_lens = [end - start for _, start, end in some]
+        contexts = [end for _, _, end in some]
+        widest = max(len(table) for table, _, _ in some)
+        return AttentionBatch(
+            slot_mapping=torch.tensor([block * block_size + position % block_size for block, position in places]),
+            block_tables=torch.tensor([table + [0] * (widest - len(table)) for table, _, _ in some]),
+            query_start_locs=torch.tensor([0, *query_lens]).cumsum(0),
+            context_lens=torch.tensor(contexts),
+            positions=torch.tensor([position for _, position in places]),
+            query_lens=query_lens,
+            row_context_lens=contexts,
+            started_blocks=torch.tensor(
+                [block for block, position in places if position % block_size == 0], dtype=torch.long
+            ),
+        )

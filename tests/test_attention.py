@@ -33,8 +33,7 @@ def test_what_another_request_left_in_a_block_never_shows_even_if_it_is_nan(wind
 
 def test_one_backend_serves_layers_with_and_without_a_window_in_one_step() -> None:
     rows = Rows(MIXED, 16)
-    backend = TorchSdpaBackend(rows.pool)
-    backend.begin(rows.batch)
+    backend = rows.backend(TorchSdpaBackend)
     new = [torch.cat([part[-len(row[0]) :] for row in rows.rows for part in [row[index]]]) for index in range(3)]
     for window in (None, 8, None):
         got = backend.forward(0, *new, scale=rows.scale, sliding_window=window)
@@ -45,8 +44,7 @@ def test_one_backend_serves_layers_with_and_without_a_window_in_one_step() -> No
 @pytest.mark.parametrize("argument", [{"softcap": 50.0}, {"sinks": torch.zeros(6)}])
 def test_an_argument_that_is_not_implemented_is_an_error(argument: dict) -> None:
     rows = Rows([(4, 1)], 16)
-    backend = TorchSdpaBackend(rows.pool)
-    backend.begin(rows.batch)
+    backend = rows.backend(TorchSdpaBackend)
     query, key, value = rows.rows[0]
     with pytest.raises(AttentionNotSupported, match="torch_sdpa"):
         backend.forward(0, query, key[-1:], value[-1:], scale=rows.scale, **argument)

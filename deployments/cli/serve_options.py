@@ -20,6 +20,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     add("--port", type=whole_number, metavar="PORT", help=f"(default: {DEFAULT_PORT})")
     _add_replicas(parser.add_argument_group("replicas"))
     _add_requests(parser.add_argument_group("requests"))
+    _add_access(parser.add_argument_group("access"))
     _add_time_limits(parser.add_argument_group("time limits"))
 
 
@@ -48,6 +49,15 @@ def _add_requests(group: Any) -> None:
                "(default: 128 x the token budget of a step)")  # fmt: skip
     _add_count(group, "max_queued_requests", "requests that may wait at one worker before it answers 429; 0: any")
     _add_count(group, "max_open_requests", "calls that may be open at one ingress replica; 0: any")
+
+
+def _add_access(group: Any) -> None:
+    add = group.add_argument
+    add("--api-key-file", metavar="FILE", help="JSON or YAML list of keys, each {key, tenant, admin, weight, "
+        "max_priority}; every route but /health and /ready then wants one (default: STALLFREE_API_KEYS, the same "
+        "list; else none)")  # fmt: skip
+    add("--cors-origin", metavar="ORIGINS", help="origins whose web pages may ask, separated by commas; * for all "
+        "(default: none)")  # fmt: skip
 
 
 def _add_time_limits(group: Any) -> None:

@@ -10,7 +10,7 @@ from kv_cache.tensor_pool import TensorPool
 from worker.attention.backend import AttentionBatch, AttentionFeatures, AttentionNotSupported
 from worker.native.build import ensure_kernels
 from worker.native.kernels import Kernels
-from worker.native.structures import Attention
+from worker.native.structures import Attention, Cache
 
 
 class CpuNativeBackend:
@@ -52,32 +52,38 @@ class CpuNativeBackend:
             raise AttentionNotSupported(f"attention backend {self.name} does not implement attention sinks")
         batch, pool = self.batch, self.pool
         assert batch is not None, "begin() comes before forward()"
-        keys, values = pool.key_value(layer)
-        keys.flatten(0, 1).index_copy_(0, batch.slot_mapping, key.to(pool.dtype))
-        values.flatten(0, 1).index_copy_(0, batch.slot_mapping, value.to(pool.dtype))
+        self.store(layer, key, value, batch.slot_mapping)
         _, heads, head_size = query.shape
         rows = query.to(pool.dtype).contiguous()
         output = torch.empty_like(rows)
         arguments = Attention(
+            self._cache_of(layer),
             rows.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
             output.data_ptr(),
             batch.block_tables.data_ptr(),
             batch.query_start_locs.data_ptr(),
             batch.context_lens.data_ptr(),
             len(batch.query_lens),
             batch.block_tables.shape[1],
-            pool.block_size,
             heads,
-            pool.num_kv_heads,
-            head_size,
             sliding_window or 0,
             scale,
         )
         num_threads = torch.get_num_threads()
         self.kernels.attention(pool.dtype, arguments, self._scratch_for(heads, head_size, num_threads), num_threads)
         return output.to(query.dtype)
+
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Write key and value [T, kv_heads, head_size] to slots [T] as the kernels lay them out (`cache.h`)."""
+        dtype = self.pool.dtype
+        self.kernels.store(
+            self._cache_of(layer), key.to(dtype).contiguous(), value.to(dtype).contiguous(), slot_mapping
+        )
+
+    def _cache_of(self, layer: int) -> Cache:
+        pool = self.pool
+        keys, values = pool.key_value(layer)
+        return Cache(keys.data_ptr(), values.data_ptr(), pool.block_size, pool.num_kv_heads, pool.head_size)
 
     def _scratch_for(self, heads: int, head_size: int, num_threads: int) -> torch.Tensor:
         size = self.kernels.scratch_floats(heads, self.pool.num_kv_heads, head_size) * num_threads

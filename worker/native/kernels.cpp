@@ -58,24 +58,48 @@ struct Buffers {
     float* logits;  // [S, vocabulary]
 };
 
+constexpr int MAX_HEAD_SIZE = 256;
+// Neighbouring tokens share cache lines of their block: a thread takes so many, if there are enough for all.
+constexpr int TOKENS_AT_ONCE = 16;
+
 namespace {
 
+// `item(token)` for each of `tokens` tokens, some neighbours at a time on one thread.
+template <class Item>
+void each_token(Member& member, int tokens, Item item) {
+    const int at_once = std::clamp(tokens / (4 * member.team_size()), 1, TOKENS_AT_ONCE);
+    member.each((tokens + at_once - 1) / at_once, [&](int part) {
+        const int end = std::min(tokens, (part + 1) * at_once);
+        for (int token = part * at_once; token < end; ++token) item(token);
+    });
+}
+
 template <class T>
-void place_heads(const Decoder& d, const Layer& layer, const Step& step, const Buffers& buffers, int token) {
+void attend_all(Member& member, const Attention& a, const std::vector<AttentionItem>& items, float* scratch) {
+    member.each(static_cast<int>(items.size() * a.cache.kv_heads),
+                [&](int item) { attend<T>(a, items, item, item + member.team_size(), scratch); });
+}
+
+template <class T>
+void place_heads(const Decoder& d, const Layer& layer, const Cache& cache, const Step& step, const Buffers& buffers,
+                 int token) {
     const int size = static_cast<int>(d.head_size);
     const float* cosine = step.cosine + static_cast<size_t>(token) * (size / 2);
     const float* sine = step.sine + static_cast<size_t>(token) * (size / 2);
     const int64_t heads = d.heads, kv_heads = d.kv_heads;
     float* from = buffers.qkv + static_cast<size_t>(token) * (heads + 2 * kv_heads) * size;
-    const size_t slot = static_cast<size_t>(step.slots[token]) * kv_heads * size;
     T* query = static_cast<T*>(buffers.query) + static_cast<size_t>(token) * heads * size;
-    for (int64_t head = 0; head < heads + kv_heads; ++head, from += size) {
-        const float* norm = head < heads ? layer.query_norm : layer.key_norm;
-        if (norm) rms_norm(from, norm, d.epsilon, size, from);
-        rotate(from, cosine, sine, size,
-               head < heads ? query + head * size : static_cast<T*>(layer.keys) + slot + (head - heads) * size);
+    for (int64_t head = 0; head < heads; ++head, from += size) {
+        if (layer.query_norm) rms_norm(from, layer.query_norm, d.epsilon, size, from);
+        rotate(from, cosine, sine, size, query + head * size);
     }
-    copy(from, static_cast<T*>(layer.values) + slot, static_cast<int>(kv_heads * size));
+    alignas(64) T key[MAX_HEAD_SIZE], value[MAX_HEAD_SIZE];
+    for (int64_t head = 0; head < kv_heads; ++head, from += size) {
+        if (layer.key_norm) rms_norm(from, layer.key_norm, d.epsilon, size, from);
+        rotate(from, cosine, sine, size, key);
+        copy(from + kv_heads * size, value, size);
+        store_token<T>(cache, step.slots[token], head, key, value);
+    }
 }
 
 template <class T>
@@ -102,13 +126,12 @@ void run_layer(Member& member, const Decoder& d, const Layer& layer, const Step&
         UNROLL for (int j = 0; j < PANEL_VECTORS; ++j)
             store(to + j * LANES, sums[j], first_lanes(layer.qkv.n - column - j * LANES));
     });
-    member.each(tokens, [&](int token) { place_heads<T>(d, layer, step, buffers, token); });
-    const Attention attention{buffers.query, layer.keys,       layer.values,     buffers.attended, step.tables,
-                              step.query_starts, step.context_lens, step.num_rows, step.table_width, d.block_size,
-                              d.heads,       d.kv_heads,       d.head_size,      layer.window,     d.scale};
-    member.each(static_cast<int>(items.size() * d.kv_heads), [&](int item) {
-        attend<T>(attention, items[item / d.kv_heads], static_cast<int>(item % d.kv_heads), scratch);
-    });
+    const Cache cache{layer.keys, layer.values, d.block_size, d.kv_heads, d.head_size};
+    each_token(member, tokens, [&](int token) { place_heads<T>(d, layer, cache, step, buffers, token); });
+    const Attention attention{cache,         buffers.query,    buffers.attended, step.tables, step.query_starts,
+                              step.context_lens, step.num_rows, step.table_width, d.heads,     layer.window,
+                              d.scale};
+    attend_all<T>(member, attention, items, scratch);
     multiply(member, layer.output, static_cast<const T*>(buffers.attended), tokens, add_to_residual);
     norm(layer.post_attention_norm);
     T* activated = static_cast<T*>(buffers.activated);
@@ -122,9 +145,7 @@ void run_layer(Member& member, const Decoder& d, const Layer& layer, const Step&
 template <class T>
 void run_step(const Decoder& d, const Step& step, const Buffers& buffers, int num_threads) {
     const int hidden = static_cast<int>(d.hidden);
-    const std::vector<AttentionItem> items = attention_items(
-        {nullptr, nullptr, nullptr, nullptr, step.tables, step.query_starts, step.context_lens, step.num_rows,
-         step.table_width, d.block_size, d.heads, d.kv_heads, d.head_size, 0, d.scale});
+    const std::vector<AttentionItem> items = attention_items(step.query_starts, step.num_rows, d.heads / d.kv_heads);
     const size_t scratch_size = attention_scratch(d.heads, d.kv_heads, d.head_size);
     Team team{num_threads};
 #pragma omp parallel num_threads(num_threads)
@@ -153,14 +174,23 @@ void run_step(const Decoder& d, const Step& step, const Buffers& buffers, int nu
 
 template <class T>
 void run_attention(const Attention& a, float* scratch, int num_threads) {
-    const std::vector<AttentionItem> items = attention_items(a);
-    const size_t scratch_size = attention_scratch(a.heads, a.kv_heads, a.head_size);
+    const std::vector<AttentionItem> items = attention_items(a.query_starts, a.num_rows, a.heads / a.cache.kv_heads);
+    const size_t scratch_size = attention_scratch(a.heads, a.cache.kv_heads, a.cache.head_size);
     Team team{num_threads};
 #pragma omp parallel num_threads(num_threads)
-    Member(team).each(static_cast<int>(items.size() * a.kv_heads), [&](int item) {
-        attend<T>(a, items[item / a.kv_heads], static_cast<int>(item % a.kv_heads),
-                  scratch + omp_get_thread_num() * scratch_size);
-    });
+    {
+        Member member(team);
+        attend_all<T>(member, a, items, scratch + omp_get_thread_num() * scratch_size);
+    }
+}
+
+// keys and values: [tokens, kv_heads, head_size]; token t goes to slots[t].
+template <class T>
+void store_tokens(const Cache& cache, const void* keys, const void* values, const int64_t* slots, int64_t num_tokens) {
+    const int64_t size = cache.head_size;
+    for (int64_t place = 0; place < num_tokens * cache.kv_heads; ++place)
+        store_token<T>(cache, slots[place / cache.kv_heads], place % cache.kv_heads,
+                       static_cast<const T*>(keys) + place * size, static_cast<const T*>(values) + place * size);
 }
 
 }  // namespace
@@ -185,6 +215,15 @@ void attention_float32(const Attention* attention, float* scratch, int num_threa
 
 void attention_bfloat16(const Attention* attention, float* scratch, int num_threads) {
     run_attention<Bf16>(*attention, scratch, num_threads);
+}
+
+void store_float32(const Cache* cache, const void* keys, const void* values, const int64_t* slots, int64_t num_tokens) {
+    store_tokens<float>(*cache, keys, values, slots, num_tokens);
+}
+
+void store_bfloat16(const Cache* cache, const void* keys, const void* values, const int64_t* slots,
+                    int64_t num_tokens) {
+    store_tokens<Bf16>(*cache, keys, values, slots, num_tokens);
 }
 
 void select_tokens_of_rows(const Selection* selection, int num_threads) {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from worker.native.structures import Attention, Buffers, Decoder, Selection, Step
+from worker.native.structures import Attention, Buffers, Cache, Decoder, Selection, Step
 
 #: dtypes that the kernels store numbers in, and their names in the library
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -31,7 +31,9 @@ class Kernels:
             step, attention = self._function("decoder_step", name), self._function("attention", name)
             step.argtypes = [*(ctypes.POINTER(kind) for kind in (Decoder, Step, Buffers)), ctypes.c_int]
             attention.argtypes = [ctypes.POINTER(Attention), ctypes.c_void_p, ctypes.c_int]
-            step.restype = attention.restype = None
+            store = self._function("store", name)
+            store.argtypes = [ctypes.POINTER(Cache), *[ctypes.c_void_p] * 3, ctypes.c_int64]
+            step.restype = attention.restype = store.restype = None
 
     def scratch_floats(self, heads: int, kv_heads: int, head_size: int) -> int:
         """float32 numbers of working memory that each thread needs."""
@@ -44,6 +46,17 @@ class Kernels:
 
     def attention(self, dtype: torch.dtype, attention: Attention, scratch: torch.Tensor, num_threads: int) -> None:
         self._function("attention", DTYPE_NAMES[dtype])(attention, scratch.data_ptr(), num_threads)
+
+    def store(
+        self, cache: Cache, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> None:
+        """Write keys and values [T, kv_heads, head_size], contiguous and of one dtype, to slots [T] of a layer."""
+        assert keys.is_contiguous()
+        assert values.is_contiguous()
+        assert keys.dtype == values.dtype
+        self._function("store", DTYPE_NAMES[keys.dtype])(
+            cache, keys.data_ptr(), values.data_ptr(), slot_mapping.data_ptr(), len(slot_mapping)
+        )
 
     def select_tokens(self, selection: Selection, num_threads: int) -> None:
         self._library.select_tokens_of_rows(selection, num_threads)

@@ -28,42 +28,49 @@ constexpr int TILE_VECTORS = 24;
 template <int VECTORS>
 constexpr int TILE_ROWS = TILE_VECTORS / VECTORS > 12 ? 12 : TILE_VECTORS / VECTORS;
 
-// sums[i][j] += a[i] . b[:, j]: ROWS rows of `words` words against words of VECTORS * 16 columns, `ldb` words apart.
-// With FETCH two lines, `ahead_step` words further for each word, are fetched into the cache meanwhile.
-template <class T, int ROWS, int VECTORS, bool FETCH>
-inline void tile(const uint32_t* a, size_t lda, const uint32_t* b, size_t ldb, int words, const uint32_t* ahead,
-                 size_t ahead_step, __m512 (&sums)[ROWS][VECTORS]) {
-    for (int word = 0; word < words; ++word, b += ldb) {
-        __m512i columns[VECTORS];
-        UNROLL for (int j = 0; j < VECTORS; ++j) columns[j] = _mm512_loadu_si512(b + j * LANES);
-        if (FETCH) {
-            _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char*>(ahead + LANES), _MM_HINT_T0);
-            ahead += ahead_step;
-        }
+// Columns of words in memory: those of one place, `step` words from word to word.
+struct PlainColumns {
+    const uint32_t* words;
+    size_t step;
+    const uint32_t* operator()(int word, int j) const { return words + word * step + j * LANES; }
+};
+
+struct NoFetch {
+    void operator()(int) const {}
+};
+
+// sums[i][j] += a[i] . column j: ROWS rows of `words` words against words of VECTORS * 16 columns. `columns(word, j)`
+// says where 16 of them are. `fetch` is called once a word, with `first_fetch` and what follows.
+template <class T, int ROWS, int VECTORS, class Columns, class Fetch>
+inline void tile(const uint32_t* a, size_t lda, Columns columns, int words, Fetch fetch, int first_fetch,
+                 __m512 (&sums)[ROWS][VECTORS]) {
+    for (int word = 0; word < words; ++word) {
+        __m512i parts[VECTORS];
+        UNROLL for (int j = 0; j < VECTORS; ++j) parts[j] = _mm512_loadu_si512(columns(word, j));
+        fetch(first_fetch + word);
         UNROLL for (int i = 0; i < ROWS; ++i) {
             const __m512i row = _mm512_set1_epi32(a[i * lda + word]);
-            UNROLL for (int j = 0; j < VECTORS; ++j) sums[i][j] = dot<T>(sums[i][j], row, columns[j]);
+            UNROLL for (int j = 0; j < VECTORS; ++j) sums[i][j] = dot<T>(sums[i][j], row, parts[j]);
         }
     }
 }
 
 // Calls `finish(row, sums)` for each of `rows` rows with its VECTORS vectors of sums; `begin(row, sums)` sets them.
-// With FETCH each tile fetches its part of what lies at `ahead`: `ahead_step` words for each word.
-template <class T, int VECTORS, bool FETCH, int ROWS = TILE_ROWS<VECTORS>, class Begin, class Finish>
-inline void product(int rows, const uint32_t* a, size_t lda, const uint32_t* b, size_t ldb, int words, Begin begin,
-                    Finish finish, const uint32_t* ahead = nullptr, size_t ahead_step = 0, int first = 0) {
+// `fetch(i)` is called for each word of each tile, i counting from 0: it may ask for what is needed next.
+template <class T, int VECTORS, int ROWS = TILE_ROWS<VECTORS>, class Columns, class Begin, class Finish, class Fetch>
+inline void product(int rows, const uint32_t* a, size_t lda, Columns columns, int words, Begin begin, Finish finish,
+                    Fetch fetch, int first = 0, int first_fetch = 0) {
     int row = first;
-    for (; row + ROWS <= rows; row += ROWS, ahead += words * ahead_step) {
+    for (; row + ROWS <= rows; row += ROWS, first_fetch += words) {
         __m512 sums[ROWS][VECTORS];
         UNROLL for (int i = 0; i < ROWS; ++i) begin(row + i, sums[i]);
-        tile<T, ROWS, VECTORS, FETCH>(a + row * lda, lda, b, ldb, words, ahead, ahead_step, sums);
+        tile<T, ROWS, VECTORS>(a + row * lda, lda, columns, words, fetch, first_fetch, sums);
         UNROLL for (int i = 0; i < ROWS; ++i) finish(row + i, sums[i]);
     }
     if constexpr (ROWS > 1)
         if (row < rows)
-            product<T, VECTORS, FETCH, (ROWS > 8 ? 8 : ROWS > 4 ? 4 : ROWS - 1)>(rows, a, lda, b, ldb, words, begin,
-                                                                                 finish, ahead, ahead_step, row);
+            product<T, VECTORS, (ROWS > 8 ? 8 : ROWS > 4 ? 4 : ROWS - 1)>(rows, a, lda, columns, words, begin, finish,
+                                                                         fetch, row, first_fetch);
 }
 
 // Multiplies `rows` rows x [rows, k] with a layer's weights; `finish(row, column, sums)` gets two vectors of outputs,
@@ -92,9 +99,14 @@ void multiply(Member& member, const Linear& layer, const T* x, int rows, Finish 
         if (layer.bias)
             UNROLL for (int j = 0; j < PANEL_VECTORS; ++j)
                 start[j] = load(layer.bias + column + j * LANES, first_lanes(layer.n - column - j * LANES));
-        product<T, PANEL_VECTORS, true>(
-            count, inputs + static_cast<size_t>(first) * words, words, columns, PANEL, words,
+        const int ahead_step = PANEL / tiles;
+        product<T, PANEL_VECTORS>(
+            count, inputs + static_cast<size_t>(first) * words, words, PlainColumns{columns, PANEL}, words,
             [&](int, __m512* sums) { UNROLL for (int j = 0; j < PANEL_VECTORS; ++j) sums[j] = start[j]; },
-            [&](int row, const __m512* sums) { finish(first + row, column, sums); }, ahead, PANEL / tiles);
+            [&](int row, const __m512* sums) { finish(first + row, column, sums); },
+            [&](int i) {
+                fetch_line(ahead + i * ahead_step);
+                fetch_line(ahead + i * ahead_step + LANES);
+            });
     });
 }

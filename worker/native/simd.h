@@ -30,6 +30,8 @@ inline __m512 load(const Bf16* from, __mmask16 lanes = 0xFFFF) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, from)), 16));
 }
 
+inline __m256i load_bits(const Bf16* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+
 inline void store(float* to, __m512 values, __mmask16 lanes = 0xFFFF) { _mm512_mask_storeu_ps(to, lanes, values); }
 
 inline void store(Bf16* to, __m512 values, __mmask16 lanes = 0xFFFF) {
@@ -45,6 +47,8 @@ inline void store(Bf16* to, __m512 values, __mmask16 lanes = 0xFFFF) {
 #endif
     _mm256_mask_storeu_epi16(to, lanes, rounded);
 }
+
+inline void fetch_line(const void* place) { _mm_prefetch(static_cast<const char*>(place), _MM_HINT_T0); }
 
 template <class T>
 inline __m512 dot(__m512 sum, __m512i a, __m512i b);

@@ -1,4 +1,4 @@
-"""The C structures of `kernels.cpp`, `attention.h` and `selection.h`, field by field.
+"""The C structures of `kernels.cpp`, `cache.h`, `attention.h` and `selection.h`, field by field.
 
 Sizes are int64, pointers are addresses.
 """
@@ -47,11 +47,18 @@ class Buffers(ctypes.Structure):
     _fields_ = _fields("residual qkv normed query attended activated scratch logits")
 
 
+class Cache(ctypes.Structure):
+    _fields_ = _fields("keys values", "block_size kv_heads head_size")
+
+
 class Attention(ctypes.Structure):
-    _fields_ = _fields(
-        "query keys values output tables query_starts context_lens",
-        "num_rows table_width block_size heads kv_heads head_size window",
-        "scale",
+    _fields_ = (
+        ("cache", Cache),
+        *_fields(
+            "query output tables query_starts context_lens",
+            "num_rows table_width heads window",
+            "scale",
+        ),
     )
 
 
