@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from deployments.admission import Admission
 from deployments.answer_meter import AnswerMeter, ApiMetrics
 from deployments.answers import Answer, AnswerAccepted, Delta, TextOptions, follow
+from deployments.grammar_checks import check_grammar, grammar_checks
 from deployments.keys import ANYBODY, Caller, KeyRing
 from deployments.merging import merged
 from deployments.protocol.choices import check_limits
@@ -114,6 +115,7 @@ class ApiService:
         self._is_ready = is_ready
         self._client = client
         self._metrics = metrics
+        self.grammars = grammar_checks(tokenizer, settings.vocab_size)
 
     async def is_ready(self) -> bool:
         return not self.admission.is_draining and await self._is_ready()
@@ -126,6 +128,7 @@ class ApiService:
             raise bad_request("prompt: must not be empty", "prompt")
         if len(request.prompt) > self.settings.max_prompts:
             raise bad_request(f"prompt: at most {self.settings.max_prompts} prompts in one request", "prompt")
+        await check_grammar(self.grammars, request.grammar)
         num_chars = sum(len(prompt) for prompt in request.prompt)
         prompts = await self.off_loop(num_chars, lambda: [self._prompt_ids(prompt) for prompt in request.prompt])
         base_id = f"cmpl-{uuid.uuid4().hex}"
@@ -143,6 +146,7 @@ class ApiService:
         self, request: ChatRequest, arrival_s: float, caller: Caller = ANYBODY, id_prefix: str = "chatcmpl-"
     ) -> list[Job]:
         self._check(request, 1)
+        await check_grammar(self.grammars, request.grammar)
         token_ids = await self.chat_ids(request.messages, template_kwargs=request.chat_template_kwargs)
         meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
         return [self._job(request, f"{id_prefix}{uuid.uuid4().hex}", 0, token_ids, "messages", meter, caller)]

@@ -67,7 +67,7 @@ WRONG_FOR_BOTH: list[tuple[str, Any]] = [
     ("ignore_eos", "yes"),
     ("user", 5),
     ("use_beam_search", "yes"),
-    *(("response_format", value) for value in ({"type": "json_object"}, {"type": "json_schema"}, 5, [])),
+    *(("response_format", value) for value in ({"type": "xml"}, {"type": "json_schema"}, 5, [])),
     *(("tools", value) for value in (5, "x", [{"type": "function"}])),
     ("tool_choice", "required"),
     ("functions", [{}]),

@@ -22,6 +22,8 @@ from scheduler import (
 from scheduler.records import StepRecord
 from worker.config import EngineConfig
 from worker.engine_totals import EngineTotals
+from worker.grammar.errors import GrammarBusyError, GrammarError
+from worker.grammar.requests import RequestGrammars
 from worker.loading import LoadedModel, load_runner
 from worker.open_request import OpenRequest, beam_search_of, scheduler_request
 from worker.prefix_keys import PrefixKeys
@@ -69,9 +71,10 @@ class Engine:
         if config.enable_prefix_caching:
             secret = config.prefix_cache_secret.encode() or secrets.token_bytes(32)
             self._keys = PrefixKeys(secret, config.block_size)
+        self.grammars = RequestGrammars(facts.folder, facts.vocab_size, facts.eos_token_ids)
         self._open: dict[str, OpenRequest] = {}
         self._events: list[TokenEvent] = []
-        #: requests of the running step for which the model gave no numbers
+        #: requests of the running step that cannot go on
         self._broken: set[str] = set()
         self.totals = EngineTotals()
         self._prefill_rate = PrefillRate()
@@ -82,7 +85,8 @@ class Engine:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add_request(self, request: EngineRequest, now: float) -> None:
-        """Queue a request that arrived at `now`. Raises RequestError for what can never run here."""
+        """Queue a request that arrived at `now`. Raises RequestError for what can never run here. Waits for a grammar
+        that is not compiled: see `grammars.prepare`."""
         params = request.params
         if not request.prompt_token_ids:
             raise RequestError("the prompt is empty")
@@ -105,9 +109,12 @@ class Engine:
         # What the cache holds is not computed, and then it has no scores.
         keys = self._keys if scores is None else None
         try:
+            matchers = self.grammars.matchers(request, outputs)
             group = self.scheduler.add(scheduler_request(request, self.eos_token_ids, self.max_model_len, keys, now))
         except RequestTooLargeError as error:
             raise RequestError(str(error)) from error
+        except (GrammarError, GrammarBusyError) as error:
+            raise RequestError(f"grammar: {error}") from error
         self._open[request.request_id] = OpenRequest(
             params,
             request.prompt_token_ids,
@@ -116,6 +123,7 @@ class Engine:
             keys,
             beam_search_of(request, self.eos_token_ids, self.max_model_len),
             scores,
+            matchers,
         )
 
     def abort(self, request_id: str) -> None:
@@ -194,7 +202,7 @@ class Engine:
         samples: dict[int, list[int]] = {}
         block_keys: dict[int, list[BlockKey]] = {}
         for request, row, token in zip(requests, rows, self._sampler.sample(logits, rows), strict=True):
-            if token.token_id == NO_TOKEN:
+            if token.token_id == NO_TOKEN or request.failure is not None:
                 self._broken.add(request.group.request_id)
                 continue
             seq_id = request.seq_id_of(row.sample_index)
@@ -202,6 +210,8 @@ class Engine:
             if keys := request.new_block_keys(row, token.token_id, self.block_size):
                 block_keys[seq_id] = keys
             self._events.append(request.take(row, token))
+            if request.failure is not None:
+                self._broken.add(request.group.request_id)
         return samples, block_keys
 
     def _advance_beams(self, logits: torch.Tensor, chunks: list[ScheduledChunk]) -> dict[str, BeamChoices]:
@@ -219,10 +229,11 @@ class Engine:
         return choices
 
     def _fail(self, request_id: str) -> None:
-        """End a request for which the model gave no numbers, and nobody else's."""
-        ends = self.scheduler.end(request_id, SequenceStatus.FINISHED_IGNORED)
-        for event in self._open[request_id].end_events(ends):
-            event.error = NO_NUMBERS
+        """End a request that cannot go on, for its grammar or for want of numbers, and nobody else's."""
+        request = self._open[request_id]
+        for event in request.end_events(self.scheduler.end(request_id, SequenceStatus.FINISHED_IGNORED)):
+            event.error = request.failure or NO_NUMBERS
+            event.is_refusal = request.failure is not None
             self._events.append(event)
         self._forget_ended({request_id})
 
@@ -272,7 +283,8 @@ class Engine:
         return self.scheduler.records.since(step_id)
 
     def close(self) -> None:
-        """End the recording, if there is one. The engine goes on."""
+        """End the recording, if there is one, and what tries grammars."""
+        self.grammars.close()
         if self._recorder is not None:
             self._recorder.close()
 

@@ -8,12 +8,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 from scheduler.limits import StepLimits
 from scheduler.records import StepRecord
 from worker.engine import Engine, RequestError
+from worker.grammar.compiler import CompiledGrammar
 from worker.types import EngineLoad, EngineRequest, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -51,9 +53,17 @@ class _Arrival:
 
     request: EngineRequest
     time_s: float
+    grammar: Future[CompiledGrammar] | None
 
 
-_Command = _Arrival | _Abort | _Finish | StepLimits | None
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The grammar of a request is compiled, or cannot be."""
+
+    request_id: str
+
+
+_Command = _Arrival | _Prepared | _Abort | _Finish | StepLimits | None
 
 
 class EngineLoop:
@@ -72,6 +82,8 @@ class EngineLoop:
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._open: dict[str, set[int]] = {}
+        #: those whose grammars are not compiled yet: the scheduler does not know of them
+        self._unprepared: dict[str, _Arrival] = {}
         self._lock = threading.Lock()
         self._is_stopping = False
         self._error: BaseException | None = None
@@ -101,7 +113,8 @@ class EngineLoop:
                 self._open[request.request_id] = set(request.open_samples)
                 self._num_new_requests += 1
                 self._num_new_tokens += request.num_known_tokens
-                self._commands.put(_Arrival(request, time.monotonic()))
+                grammar = None if request.params.grammar is None else self._engine.grammars.prepare(request)
+                self._commands.put(_Arrival(request, time.monotonic(), grammar))
                 return
         error = "the engine is stopping" if self._error is None else f"the engine is dead: {self._error!r}"
         self._deliver(
@@ -176,7 +189,7 @@ class EngineLoop:
                 self._engine.check_integrity()
 
     def _show_load(self, obeyed: list[_Command]) -> None:
-        load = self._engine.load()
+        load = self._read_load()
         arrived = [command.request for command in obeyed if isinstance(command, _Arrival)]
         with self._lock:
             self._load = load
@@ -185,16 +198,59 @@ class EngineLoop:
 
     def _obey(self, command: _Command) -> None:
         if isinstance(command, _Arrival):
-            try:
-                self._engine.add_request(command.request, command.time_s)
-            except RequestError as error:
-                self._refuse(command.request, str(error))
+            self._arrive(command)
+        elif isinstance(command, _Prepared):
+            arrival = self._unprepared.pop(command.request_id, None)
+            if arrival is not None:
+                self._add(arrival)
         elif isinstance(command, _Abort):
-            self._engine.abort(command.request_id)
+            self._abort(command.request_id)
         elif isinstance(command, _Finish):
             self._engine.finish(command.request_id, command.index, command.num_tokens)
         elif isinstance(command, StepLimits):
             self._engine.scheduler.set_limits(command)
+
+    def _arrive(self, arrival: _Arrival) -> None:
+        request_id, grammar = arrival.request.request_id, arrival.grammar
+        if grammar is None or grammar.done():
+            self._add(arrival)
+            return
+        self._unprepared[request_id] = arrival
+        grammar.add_done_callback(lambda _: self._commands.put(_Prepared(request_id)))
+
+    def _add(self, arrival: _Arrival) -> None:
+        """`arrival` waits for nothing any more."""
+        error = None if arrival.grammar is None else arrival.grammar.exception()
+        if error is not None:
+            self._refuse(arrival.request, f"grammar: {error}")
+            return
+        try:
+            self._engine.add_request(arrival.request, arrival.time_s)
+        except RequestError as error:
+            self._refuse(arrival.request, str(error))
+
+    def _abort(self, request_id: str) -> None:
+        arrival = self._unprepared.pop(request_id, None)
+        if arrival is None:
+            self._engine.abort(request_id)
+            return
+        assert arrival.grammar is not None
+        arrival.grammar.cancel()
+        self._send(
+            [TokenEvent(request_id, index, [], finish_reason="abort") for index in arrival.request.open_samples]
+        )
+
+    def _read_load(self) -> EngineLoad:
+        """What waits for its grammar waits, though the engine does not know of it yet."""
+        load = self._engine.load()
+        if not self._unprepared:
+            return load
+        num_tokens = sum(arrival.request.num_known_tokens for arrival in self._unprepared.values())
+        return replace(
+            load,
+            num_waiting=load.num_waiting + len(self._unprepared),
+            num_queued_tokens=load.num_queued_tokens + num_tokens,
+        )
 
     def _refuse(self, request: EngineRequest, message: str) -> None:
         self._send(
@@ -206,7 +262,7 @@ class EngineLoop:
         events = self._engine.step(now)
         self._step_began_s = None
         self._step_id += 1
-        self._load = self._engine.load()
+        self._load = self._read_load()
         if events:
             self._send(events)
 

@@ -1,6 +1,18 @@
 """Plain messages between the engine and whoever asks it: requests, token events, load. No tensors, no text."""
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+#: JSON text of a schema for json_schema, a JSON list for choice, Lark or GBNF for ebnf, nothing for json_object
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What an answer is held to, as a client wrote it; `worker.grammar.specs` makes them."""
+
+    kind: GrammarKind
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +36,8 @@ class SamplingParams:
     request in draws one for an unseeded request. `logprobs` is the number of alternatives reported beside the
     chosen token (0: the chosen one alone; None: no log-probabilities), `prompt_logprobs` the same for the tokens of
     the prompt. With `max_tokens` 0 nothing is generated: the prompt is computed, and that is all. With `beam`, `n` is
-    how many of the best answers are returned, all at the end; temperature, cuts, penalties and bias do not apply.
+    how many of the best answers are returned, all at the end; temperature, cuts, penalties and bias do not apply. A
+    `grammar` decides which tokens may be chosen and when the answer may end; there is none beside `beam`.
     """
 
     max_tokens: int
@@ -44,6 +57,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     beam: BeamParams | None = None
+    grammar: GrammarSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from deployments.protocol.choices import check_choices
 from deployments.protocol.errors import bad_request
 from deployments.protocol.parsing import Refusals, parse_body
+from deployments.protocol.structured import AnswerForm
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
@@ -131,7 +132,7 @@ class Message(_Body):
     name: str | None = None
 
 
-class GenerationRequest(_Body):
+class GenerationRequest(_Body, AnswerForm):
     """The fields that both kinds of request share."""
 
     model: str
@@ -190,6 +191,7 @@ class GenerationRequest(_Body):
         if self.prompt_logprobs is not None and self.stream:
             raise bad_request("prompt_logprobs: not together with stream", "prompt_logprobs")
         check_choices(self)
+        self.find_grammar(use_beam_search=bool(self.use_beam_search))
 
     @property
     def num_choices(self) -> int:
@@ -284,12 +286,6 @@ _REFUSED: Refusals = {
     "tool_choice": ((None, "", "none", "auto"), "calling tools"),
     "functions": ((None, [], {}, ""), "calling functions"),
     "function_call": ((None, "", "none", "auto"), "calling functions"),
-    "response_format": ((None, {}, "", {"type": "text"}), "a format other than text"),
-    "guided_json": ((None,), "guided decoding"),
-    "guided_regex": ((None,), "guided decoding"),
-    "guided_choice": ((None,), "guided decoding"),
-    "guided_grammar": ((None,), "guided decoding"),
-    "structured_outputs": ((None,), "guided decoding"),
     "chat_template": ((None,), "a chat template of the request's own"),
     "modalities": ((None, [], ["text"]), "output other than text"),
     "audio": ((None,), "output other than text"),

@@ -95,4 +95,5 @@ def sampling_params(
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=float(chosen("repetition_penalty")),
         logit_bias=tuple((request.logit_bias or {}).items()),
+        grammar=None if request.grammar is None else request.grammar[0],
     )
