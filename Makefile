@@ -5,7 +5,7 @@ BIN := .venv/bin
 SET_UP := .venv/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve test test-slow oracle lint bench bench-scheduler
+.PHONY: help setup model demo serve test test-slow oracle chaos lint bench bench-claims bench-peers bench-scheduler
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,8 +40,20 @@ test-slow: model  ## the long checks
 oracle: model  ## the whole model oracle against plain Transformers, with its counts
 	$(BIN)/python -m pytest -m oracle -s
 
-bench: model  ## the gap that a long prompt makes, chunked and not, side by side
-	@$(BIN)/python benchmarks/long_prompt_gap.py
+chaos: model  ## kill, stop and redeploy workers under load; the last line is JSON
+	@$(BIN)/python -m tests.chaos
+
+bench: model  ## the main table: speed, distance from memory, the gap of a long prompt, Python per step
+	@$(BIN)/python -m benchmarks
+
+bench-claims: model  ## the longer measurements: capacity, governor, preemption (about half an hour, a quiet machine)
+	$(BIN)/python -m benchmarks.governor
+	$(BIN)/python -m benchmarks.preemption
+	$(BIN)/python -m benchmarks.capacity
+
+PEERS ?= ../peers
+bench-peers: model  ## other engines beside ours; PEERS is the folder that benchmarks/peers/setup.sh filled
+	$(BIN)/python -m benchmarks.engine --json --peers --environments $(PEERS)
 
 bench-scheduler: $(SET_UP)  ## what one scheduler step costs for each running answer, in microseconds
 	@$(BIN)/python -m benchmarks.bench_scheduler

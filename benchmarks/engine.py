@@ -4,10 +4,12 @@ Prints a line a row. `tokens_per_s` counts output tokens of the whole run for `d
 tokens until the first output token for `prefill_2048`, all tokens for `mixed_64x512` (512 in, 64 out). For decode rows
 `step_ms` is the median decode step at a context of about 256, and `bound_ms` the time that reading its weights and
 its cached keys and values takes at the bandwidth measured just before: `ratio` says how many times that a step takes.
+With `--peers` come the rows of other engines, each asked in turn with ours: benchmarks/peers.
 """
 
 import argparse
 import json
+import os
 import random
 import statistics
 import time
@@ -18,12 +20,15 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from benchmarks.peers.__main__ import run as run_peers
+from benchmarks.peers.drivers import OURS, PeerError, Setting, peers_at_hand
 from kv_cache.tensor_pool import TensorPool
 from worker.config import EngineConfig
 from worker.engine import Engine
 from worker.native.build import ensure_kernels
 from worker.native.kernels import Kernels
 from worker.types import EngineRequest, SamplingParams
+from worker.weights import resolve_model
 
 NUM_PROMPT_TOKENS = NUM_OUTPUT_TOKENS = 128
 STEP_CONTEXT = 256
@@ -141,6 +146,21 @@ def as_line(row: Row, *, as_json: bool) -> str:
     return "  ".join(f"{value:<14}" if name == "row" else f"{name} {value:<9}" for name, value in values.items())
 
 
+def print_peers(setting: Setting, peers: Sequence[str], rows: Sequence[str], num_rounds: int, *, as_json: bool) -> None:
+    """A line for each peer and row: its rate, and ours over it in the same rounds."""
+    for item in run_peers(setting, [OURS, *peers], rows, num_rounds):
+        if item["stallfree_ratio"] is None or item["engine"].startswith(OURS):
+            continue
+        if as_json:
+            print(json.dumps(item), flush=True)
+        else:
+            print(
+                f"{item['row']:<14}  tokens_per_s {item['tokens_per_s']:<9.2f}  {item['engine']}, "
+                f"ours is {item['stallfree_ratio']:.2f} times as fast",
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
     parser.add_argument("--model", default="demo")
@@ -149,11 +169,20 @@ def main() -> None:
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each row; the one in the middle is printed")
+    parser.add_argument("--peers", action="store_true", help="other engines' rows as well, in turn with ours")
+    parser.add_argument("--environments", type=Path, default=Path("../peers"),
+                        help="the folder that benchmarks/peers/setup.sh filled (default: %(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     args = parser.parse_args()
-    config = EngineConfig(
-        model=args.model, dtype=args.dtype, device="cpu", attention_backend=args.attention_backend
-    )
+    setting = None
+    if args.peers:
+        try:
+            num_threads = args.num_threads or len(os.sched_getaffinity(0))
+            setting = Setting(resolve_model(args.model), args.environments.resolve(), None, num_threads)
+            peers = peers_at_hand(setting)
+        except PeerError as error:
+            parser.error(str(error))
+    config = EngineConfig(model=args.model, dtype=args.dtype, device="cpu", attention_backend=args.attention_backend)
     bench = Bench(replace(config, num_threads=args.num_threads))
     runs: dict[str, list[Row]] = {row: [] for row in args.rows}
     for _ in range(args.repeats):
@@ -162,6 +191,9 @@ def main() -> None:
             runs[row].append(bench.run(row))
     for rows in runs.values():
         print(as_line(median_row(rows), as_json=args.json), flush=True)
+    if setting is not None:
+        del bench
+        print_peers(setting, peers, args.rows, args.repeats, as_json=args.json)
 
 
 if __name__ == "__main__":

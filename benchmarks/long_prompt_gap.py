@@ -6,12 +6,14 @@ many of the eight got a token in the steps that computed the prompt. Exits with 
 """
 
 import argparse
+import json
 import random
 import statistics
 import sys
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from worker.config import EngineConfig
 from worker.engine import Engine
@@ -127,11 +129,30 @@ def report(results: dict[str, Result], num_prompt_tokens: int) -> str:
     )
 
 
+def as_dict(results: dict[str, Result], num_prompt_tokens: int) -> dict[str, Any]:
+    return {
+        "num_answers": NUM_ANSWERS,
+        "num_prompt_tokens": num_prompt_tokens,
+        "policies": {
+            policy: {
+                "budget": result.budget,
+                "median_gap_before_ms": round(result.gap_before_s * 1e3, 2),
+                "worst_gap_ms": round(result.worst_gap_s * 1e3, 2),
+                "first_token_ms": round(result.first_token_s * 1e3, 2),
+                "num_prompt_steps": len(result.answers_served),
+                "least_answers_served": min(result.answers_served),
+            }
+            for policy, result in results.items()
+        },
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo", help="demo, a folder, or a Hub id (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help=f"a prompt of {QUICK_LONG_PROMPT_TOKENS} tokens instead")
     parser.add_argument("--num-threads", type=int, help="CPU threads of the model")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     num_prompt_tokens = QUICK_LONG_PROMPT_TOKENS if args.quick else LONG_PROMPT_TOKENS
     results = {}
@@ -139,7 +160,7 @@ def main() -> int:
         engine = Engine(engine_config(args.model, policy, num_prompt_tokens, args.num_threads))
         print(f"running with {policy}", file=sys.stderr, flush=True)
         results[policy] = measure(engine, num_prompt_tokens)
-    print(report(results, num_prompt_tokens))
+    print(json.dumps(as_dict(results, num_prompt_tokens)) if args.json else report(results, num_prompt_tokens))
     return 0 if min(results["chunked_prefill"].answers_served) == NUM_ANSWERS else 1
 
 

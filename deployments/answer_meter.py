@@ -15,6 +15,8 @@ class ApiMetrics(Protocol):
 
     def tokens_delivered(self, n: int) -> None: ...
 
+    def request_rejected(self, reason: str) -> None: ...
+
 
 class AnswerMeter:
     """Of one request: a prompt and its answers. Times are taken where text is handed to the connection; `arrival_s` is
@@ -23,7 +25,7 @@ class AnswerMeter:
 
     def __init__(self, metrics: ApiMetrics, arrival_s: float, num_prompt_tokens: int) -> None:
         self._metrics = metrics
-        self._arrival_s = arrival_s
+        self.arrival_s = arrival_s
         self._num_prompt_tokens = num_prompt_tokens
         self._last_s: dict[int, float] = {}
         self._is_finished = False
@@ -34,15 +36,20 @@ class AnswerMeter:
             return
         now_s = time.monotonic()
         if not self._last_s:
-            self._metrics.first_token(now_s - self._arrival_s)
+            self._metrics.first_token(now_s - self.arrival_s)
         elif index in self._last_s:
             self._metrics.inter_token(now_s - self._last_s[index])
         self._last_s[index] = now_s
         self._metrics.tokens_delivered(num_tokens)
 
+    def rejected(self, reason: str) -> None:
+        """Turned away. Once tokens were delivered it is no longer that."""
+        if not self._last_s:
+            self._metrics.request_rejected(reason)
+
     def finished(self, finish_reason: str) -> None:
         """The first call counts: an answer that ended stays ended, whatever becomes of its connection."""
         if not self._is_finished:
             self._is_finished = True
-            e2e_s = time.monotonic() - self._arrival_s
+            e2e_s = time.monotonic() - self.arrival_s
             self._metrics.request_finished(finish_reason, self._num_prompt_tokens, e2e_s)

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from deployments.frames import Accepted, Frame, Tokens
+from deployments.prompt_entries import PromptEntry, prompt_entries
 from deployments.protocol.responses import TokenLogprob
 from deployments.worker_client import WorkerClient, WorkerFailedError
 from worker.text import Detokenizer, StopStrings, Tokenizer
-from worker.types import EngineRequest, TokenEvent
+from worker.types import EngineRequest, PromptTokenLogprobs, TokenEvent
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,9 @@ _TELL_WORKER_TIMEOUT_S = 5.0
 @dataclass(slots=True)
 class Delta:
     """What is new of a choice. `num_tokens` are the tokens that this text, or its end, stands for;
-    `num_cached_tokens` those of the prompt that came from the prefix cache, told once for all choices of a prompt."""
+    `num_cached_tokens` those of the prompt that came from the prefix cache, told once for all choices of a prompt;
+    `prompt` its tokens with their log-probabilities, where they are wanted, in the first delta of each choice.
+    `stop_string` is the one that ended the choice, if any."""
 
     index: int
     text: str
@@ -33,6 +36,8 @@ class Delta:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     num_cached_tokens: int = 0
+    prompt: list[PromptEntry] | None = None
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +70,22 @@ class Answer:
         self.finish_reason: str | None = None
         self.is_stopped_by_string = False
         self._options = options
+        self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, options.skip_special_tokens)
         self._stop_strings = StopStrings(list(options.stop), options.include_stop_str)
         self._text = prefix
         self._num_chars = len(prefix)
         self._num_unsent_tokens = 0
         self._unsent_logprobs: list[TokenLogprob] = []
+        self._unsent_prompt: list[PromptEntry] | None = None
+
+    def prompt_entries(self, token_ids: list[int], logprobs: list[PromptTokenLogprobs]) -> list[PromptEntry]:
+        skip = self._options.skip_special_tokens
+        return prompt_entries(self._tokenizer, token_ids, logprobs, skip_special_tokens=skip)
+
+    def tell_prompt(self, entries: list[PromptEntry]) -> None:
+        """The prompt's log-probabilities go with the first delta. A worker that took the answer over tells none."""
+        self._unsent_prompt = entries
 
     def push(self, event: TokenEvent) -> Delta | None:
         """What the client can be given now; None while that is nothing. Raises WorkerFailedError where the engine
@@ -117,6 +132,8 @@ class Answer:
         if not self._text and self.finish_reason is None:
             return None
         delta = Delta(self.index, self._text, self._num_unsent_tokens, self._unsent_logprobs, self.finish_reason)
+        delta.prompt, self._unsent_prompt = self._unsent_prompt, None
+        delta.stop_string = self._stop_strings.matched
         self._text, self._num_unsent_tokens, self._unsent_logprobs = "", 0, []
         return delta
 
@@ -137,6 +154,8 @@ async def follow(
                 elif isinstance(frame, Tokens):
                     for event in frame.events:
                         num_cached_tokens += event.num_cached_tokens or 0
+                        if event.prompt_logprobs is not None:
+                            await _tell_prompt(request, answers, event.prompt_logprobs)
                         answer = answers[event.index]
                         if answer.finish_reason is not None:
                             continue  # overrun, or the worker's word that it has ended
@@ -154,6 +173,15 @@ async def follow(
         raise WorkerFailedError("the worker's stream ended before the answer did")
     finally:
         await _release(client, request, answers, told, frames)
+
+
+async def _tell_prompt(
+    request: EngineRequest, answers: list[Answer], logprobs: list[PromptTokenLogprobs]
+) -> None:
+    # A long prompt takes longer than other requests should wait.
+    entries = await asyncio.to_thread(answers[0].prompt_entries, request.prompt_token_ids, logprobs)
+    for answer in answers:
+        answer.tell_prompt(entries)
 
 
 async def _finish(client: WorkerClient, request: EngineRequest, sample_index: int, answer: Answer) -> None:

@@ -2,33 +2,41 @@
 which the routes find at `app.state.service`.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Collection
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from deployments import openapi_routes
+from deployments.admission import AdmissionGate
 from deployments.answer_meter import ApiMetrics
+from deployments.answering import service_of, streamed, whole
 from deployments.api_service import ApiService, ApiSettings, Job
-from deployments.disconnects import ClientGoneError, EventStream, unless_disconnected
+from deployments.dialects import messages_routes, responses_routes, tokens_routes
+from deployments.disconnects import ClientGoneError
+from deployments.error_responses import error_response
 from deployments.event_stream import events
+from deployments.key_check import ApiKeyCheck, caller_of, require_admin
+from deployments.openapi import describe
 from deployments.protocol.body import read_request
-from deployments.protocol.errors import ApiError, error_body, model_not_found
+from deployments.protocol.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, model_not_found
 from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.protocol.responses import Envelope, Usage, model_object
+from deployments.protocol.schemas import ChatCompletion, Completion, Model, ModelList, Status
 from deployments.ranking import best_answers
 from deployments.rendering import (
     ChatRendering,
     CompletionRendering,
     Rendering,
-    whole_answers,
     whole_response,
 )
-from deployments.request_ids import RequestIds
-from deployments.tenants import tenant_of
+from deployments.request_ids import HEADER, RequestIds
 
 __all__ = ["ApiMetrics", "ApiService", "ApiSettings", "create_api"]
 
@@ -37,58 +45,84 @@ logger = logging.getLogger(__name__)
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: what servers log for a client that closed the connection; nobody receives it
 _CLIENT_CLOSED_REQUEST = 499
+#: keys travel in headers, so pages need no cookies of ours
+_CORS: dict[str, Any] = {
+    "allow_methods": ("GET", "POST"),
+    "allow_headers": ("*",),
+    "expose_headers": ("x-request-id", "retry-after"),
+}
 
 
-def create_api() -> FastAPI:
-    """The application; set `app.state.service` before the first request."""
-    app = FastAPI(openapi_url=None, exception_handlers=_EXCEPTION_HANDLERS)
+def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
+    """The application; set `app.state.service` before the first request. Pages of `cors_origins` may ask ("*": all)."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, exception_handlers=_EXCEPTION_HANDLERS)
+    # The last one added is the outermost: a preflight needs no key, and every response has its request's id.
+    app.add_middleware(AdmissionGate)
+    app.add_middleware(ApiKeyCheck)
+    if cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=cors_origins, **_CORS)
     app.add_middleware(RequestIds)
     started_s = int(time.time())
 
-    @app.get("/health")
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health", **describe(None, Status))
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready")
+    @app.head("/ready", include_in_schema=False)
+    @app.get("/ready", **describe(None, Status, also={503: "No worker answers"}, error=Status))
     async def ready(request: Request) -> Response:
-        is_ready = await _service(request).is_ready()
+        is_ready = await service_of(request).is_ready()
         return JSONResponse({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse, **describe(None, also={403: "The key is no admin's"}))
     async def metrics(request: Request) -> Response:
-        return PlainTextResponse(await _service(request).metrics_text(), media_type=METRICS_CONTENT_TYPE)
+        service = service_of(request)
+        require_admin(request, service.settings)
+        return PlainTextResponse(await service.metrics_text(), media_type=METRICS_CONTENT_TYPE)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", **describe(None, ModelList))
     async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_model(request, started_s)]})
 
-    @app.get("/v1/models/{model_id:path}")
+    @app.get("/v1/models/{model_id:path}", **describe(None, Model, also={404: "There is no such model"}))
     async def model(request: Request, model_id: str) -> Response:
-        settings = _service(request).settings
+        settings = service_of(request).settings
         if model_id != settings.served_model_name:
             raise model_not_found(settings.served_model_name)
         return JSONResponse(_model(request, started_s))
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", **describe(CompletionRequest, Completion, is_work=True, is_stream=True))
     async def completions(request: Request) -> Response:
         arrival_s = time.monotonic()
-        service = _service(request)
+        service = service_of(request)
         body = await read_request(request, CompletionRequest, service.settings.max_body_bytes)
-        tenant = tenant_of(request.headers, service.settings.tenant_header)
-        jobs = await service.completion_jobs(body, arrival_s, tenant)
-        rendering = CompletionRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
+        jobs = await service.completion_jobs(body, arrival_s, caller_of(request, service.settings))
+        rendering = CompletionRendering(
+            service.tokenizer.token_text,
+            num_logprobs=body.num_logprobs,
+            echo=bool(body.echo),
+            num_prompt_logprobs=body.prompt_logprobs,
+        )
         return await _answer(request, service, body, jobs, rendering)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", **describe(ChatRequest, ChatCompletion, is_work=True, is_stream=True))
     async def chat_completions(request: Request) -> Response:
         arrival_s = time.monotonic()
-        service = _service(request)
+        service = service_of(request)
         body = await read_request(request, ChatRequest, service.settings.max_body_bytes)
-        tenant = tenant_of(request.headers, service.settings.tenant_header)
-        jobs = await service.chat_jobs(body, arrival_s, tenant)
-        rendering = ChatRendering(service.tokenizer.token_text, with_logprobs=body.num_logprobs is not None)
+        jobs = await service.chat_jobs(body, arrival_s, caller_of(request, service.settings))
+        rendering = ChatRendering(
+            service.tokenizer.token_text,
+            with_logprobs=body.num_logprobs is not None,
+            num_prompt_logprobs=body.prompt_logprobs,
+        )
         return await _answer(request, service, body, jobs, rendering)
 
+    app.include_router(tokens_routes.router)
+    app.include_router(messages_routes.router)
+    app.include_router(responses_routes.router)
+    app.include_router(openapi_routes.router)
     return app
 
 
@@ -99,49 +133,40 @@ async def _answer(
     response_id = jobs[0].request.request_id.removesuffix("-0")
     envelope = Envelope(response_id, int(time.time()), settings.served_model_name, settings.system_fingerprint)
     usage = Usage(prompt_tokens=sum(len(job.request.prompt_token_ids) for job in jobs))
-    deltas = service.run(jobs)
     if body.stream:
-        stream = events(deltas, rendering, envelope, usage if body.include_usage else None)
-        # What fails before the first token still becomes an HTTP status.
-        try:
-            head = await unless_disconnected(request.receive, _first(stream))
-        except BaseException:
-            # Also where the first token was there already: nobody else knows of the stream yet.
-            await stream.aclose()
-            raise
-        return EventStream(head, stream)
-    wholes = await unless_disconnected(request.receive, whole_answers(deltas))
+        shown_usage = usage if body.include_usage else None
+        return streamed(
+            service, jobs, lambda deltas, state: events(deltas, rendering, envelope, shown_usage, state)
+        )
+    wholes = await whole(request, service, jobs)
     usage.completion_tokens = sum(whole.num_tokens for whole in wholes)
     usage.cached_tokens = sum(whole.num_cached_tokens for whole in wholes)
     if body.is_ranked:
         wholes = best_answers(wholes, body.num_candidates, body.num_choices)
-    return JSONResponse(whole_response(rendering, envelope, wholes) | {"usage": usage.to_dict()})
+    def render() -> Response:
+        return JSONResponse(whole_response(rendering, envelope, wholes) | {"usage": usage.to_dict()})
 
-
-async def _first(stream: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(stream)
-
-
-def _service(request: Request) -> ApiService:
-    service: ApiService = request.app.state.service
-    return service
+    # Those of a long prompt take longer than other requests should wait.
+    return render() if body.num_prompt_logprobs is None else await asyncio.to_thread(render)
 
 
 def _model(request: Request, created: int) -> dict[str, Any]:
-    settings = _service(request).settings
+    settings = service_of(request).settings
     return model_object(settings.served_model_name, created, settings.max_model_len)
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body, error.status, error.headers)
+    if error.code == CONTEXT_LENGTH_EXCEEDED:
+        service_of(request).count_rejection("too_long")
+    return error_response(request.scope, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Unknown routes and methods, and whatever else the framework refuses by itself."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers) if error.headers else None
-    return JSONResponse(error_body(str(error.detail), error.status_code), error.status_code, headers)
+    return error_response(request.scope, ApiError(error.status_code, str(error.detail), headers=headers))
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
@@ -150,7 +175,8 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:
 
 async def _on_unexpected(request: Request, error: Exception) -> Response:
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return JSONResponse(error_body("internal error", 500, code="internal_error"), 500)
+    headers = {HEADER: request.state.request_id}  # the framework answers this one outside of all middleware
+    return error_response(request.scope, ApiError(500, "internal error", code="internal_error", headers=headers))
 
 
 _EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {

@@ -6,22 +6,40 @@ Knows neither routes nor the shapes of responses.
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from deployments.admission import Admission
 from deployments.answer_meter import AnswerMeter, ApiMetrics
 from deployments.answers import Answer, AnswerAccepted, Delta, TextOptions, follow
+from deployments.grammar_checks import check_grammar, grammar_checks
+from deployments.keys import ANYBODY, Caller, KeyRing
 from deployments.merging import merged
 from deployments.protocol.choices import check_limits
-from deployments.protocol.errors import ApiError, bad_request, model_not_found, not_supported
-from deployments.protocol.requests import MAX_PRIORITY, ChatRequest, CompletionRequest, GenerationRequest, Prompt
+from deployments.protocol.errors import (
+    ApiError,
+    bad_request,
+    deadline_passed,
+    model_not_found,
+    overloaded,
+    unavailable,
+)
+from deployments.protocol.requests import (
+    MAX_PRIORITY,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    Message,
+    Prompt,
+)
 from deployments.protocol.sampling import check_token_ids, sampling_params
 from deployments.worker_client import (
     RequestRejectedError,
     WorkerClient,
     WorkerFailedError,
+    WorkerOverloadedError,
     WorkerUnavailableError,
 )
 from worker.text import ChatTemplateError, Tokenizer
@@ -32,7 +50,6 @@ T = TypeVar("T")
 
 #: tokenizing more characters than this takes longer than other requests should wait
 _TOKENIZE_ON_LOOP_CHARS = 2048
-_RETRY_AFTER_S = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +57,9 @@ class ApiSettings:
     """`vocab_size` is the model's: ids of prompts must be below it. `generation_defaults` are its own sampling
     defaults (temperature, top_k, top_p, min_p, repetition_penalty); absent ones are OpenAI's. `max_n` bounds the
     answers to a prompt, `max_sequences` those of a call. `most_urgent_priority`: no request is more urgent, whatever
-    it asks."""
+    it asks. `request_timeout_s`: no request takes longer, whatever it asks; 0: as long as it takes. `keep_alive_s`: a
+    stream is not silent for longer; 0: off. `max_open_requests`: calls that may be open; 0: no limit. With `keys` every
+    route but those of `key_check.OPEN_ROUTES` wants one of them."""
 
     served_model_name: str
     max_model_len: int
@@ -52,6 +71,10 @@ class ApiSettings:
     max_sequences: int = 1024
     most_urgent_priority: int = -MAX_PRIORITY
     tenant_header: str | None = None
+    keys: KeyRing | None = None
+    request_timeout_s: float = 0.0
+    keep_alive_s: float = 0.0
+    max_open_requests: int = 0
     system_fingerprint: str = "stallfree"
 
 
@@ -62,10 +85,16 @@ class Job:
     request: EngineRequest
     answers: list[Answer]
     meter: AnswerMeter
+    timeout_s: float | None
+
+    @property
+    def deadline_s(self) -> float | None:
+        return None if self.timeout_s is None else self.meter.arrival_s + self.timeout_s
 
 
 class ApiService:
-    """What the routes of one ingress use. `is_ready` and `metrics_text` come from whoever knows the cluster."""
+    """What the routes of one ingress use. `is_ready`, `is_any_worker` (without asking anybody) and `metrics_text` come
+    from whoever knows the cluster."""
 
     def __init__(
         self,
@@ -76,24 +105,32 @@ class ApiService:
         *,
         is_ready: Callable[[], Awaitable[bool]],
         metrics_text: Callable[[], Awaitable[str]],
+        is_any_worker: Callable[[], bool] = lambda: True,
     ) -> None:
         self.tokenizer = tokenizer
         self.settings = settings
-        self.is_ready = is_ready
         self.metrics_text = metrics_text
+        self.count_rejection = metrics.request_rejected
+        self.admission = Admission(settings.max_open_requests, metrics.request_rejected, is_any_worker)
+        self._is_ready = is_ready
         self._client = client
         self._metrics = metrics
+        self.grammars = grammar_checks(tokenizer, settings.vocab_size)
 
-    async def completion_jobs(self, request: CompletionRequest, arrival_s: float, tenant: str = "") -> list[Job]:
+    async def is_ready(self) -> bool:
+        return not self.admission.is_draining and await self._is_ready()
+
+    async def completion_jobs(
+        self, request: CompletionRequest, arrival_s: float, caller: Caller = ANYBODY
+    ) -> list[Job]:
         self._check(request, len(request.prompt))
-        if request.echo and request.logprobs is not None:
-            raise not_supported("echo", "together with logprobs, which would need the prompt's own, it")
         if not request.prompt:
             raise bad_request("prompt: must not be empty", "prompt")
         if len(request.prompt) > self.settings.max_prompts:
             raise bad_request(f"prompt: at most {self.settings.max_prompts} prompts in one request", "prompt")
+        await check_grammar(self.grammars, request.grammar)
         num_chars = sum(len(prompt) for prompt in request.prompt)
-        prompts = await self._off_loop(num_chars, lambda: [self._prompt_ids(prompt) for prompt in request.prompt])
+        prompts = await self.off_loop(num_chars, lambda: [self._prompt_ids(prompt) for prompt in request.prompt])
         base_id = f"cmpl-{uuid.uuid4().hex}"
         jobs = []
         for index, (prompt, token_ids) in enumerate(zip(request.prompt, prompts, strict=True)):
@@ -102,25 +139,44 @@ class ApiService:
                 prefix = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
             request_id = base_id if len(prompts) == 1 else f"{base_id}-{index}"
             meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
-            jobs.append(self._job(request, request_id, index, token_ids, "prompt", meter, tenant, prefix))
+            jobs.append(self._job(request, request_id, index, token_ids, "prompt", meter, caller, prefix))
         return jobs
 
-    async def chat_jobs(self, request: ChatRequest, arrival_s: float, tenant: str = "") -> list[Job]:
+    async def chat_jobs(
+        self, request: ChatRequest, arrival_s: float, caller: Caller = ANYBODY, id_prefix: str = "chatcmpl-"
+    ) -> list[Job]:
         self._check(request, 1)
-        messages = [message.model_dump(exclude_none=True) for message in request.messages]
-        num_chars = sum(len(message.content) for message in request.messages)
+        await check_grammar(self.grammars, request.grammar)
+        token_ids = await self.chat_ids(request.messages, template_kwargs=request.chat_template_kwargs)
+        meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
+        return [self._job(request, f"{id_prefix}{uuid.uuid4().hex}", 0, token_ids, "messages", meter, caller)]
+
+    async def chat_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt of a conversation."""
+        plain = [message.model_dump(exclude_none=True) for message in messages]
+        num_chars = sum(len(message.content) for message in messages)
         try:
-            token_ids = await self._off_loop(num_chars, lambda: self.tokenizer.encode_chat(messages))
+            token_ids = await self.off_loop(
+                num_chars,
+                lambda: self.tokenizer.encode_chat(
+                    plain, add_generation_prompt=add_generation_prompt, **(template_kwargs or {})
+                ),
+            )
         except ChatTemplateError as error:
             raise bad_request(f"messages: {error}", "messages") from error
         if not token_ids:
             raise bad_request("messages: the chat template made an empty prompt of them", "messages")
-        meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
-        return [self._job(request, f"chatcmpl-{uuid.uuid4().hex}", 0, token_ids, "messages", meter, tenant)]
+        return token_ids
 
-    async def run(self, jobs: list[Job]) -> AsyncGenerator[Delta, None]:
+    async def run(self, jobs: list[Job], accepted: asyncio.Event | None = None) -> AsyncGenerator[Delta, None]:
         """The text of all answers as it comes. Raises ApiError. The first item waits until every request was taken
-        by a worker, so that what refuses one of them is known before anything is sent."""
+        by a worker, so that what refuses one of them is known before anything is sent; `accepted` is set then."""
         num_waiting = len(jobs)
         meters = {answer.index: job.meter for job in jobs for answer in job.answers}
         held: list[Delta] = []
@@ -128,6 +184,8 @@ class ApiService:
             async for item in items:
                 if isinstance(item, AnswerAccepted):
                     num_waiting -= 1
+                    if num_waiting == 0 and accepted is not None:
+                        accepted.set()
                 else:
                     held.append(item)
                 if num_waiting == 0:
@@ -140,28 +198,39 @@ class ApiService:
         outcome = "abort"  # unless something else ends it: the client left
         is_refused = False
         num_open = len(job.answers)
+        passed = deadline_passed(job.timeout_s or 0.0)
         try:
-            async with aclosing(follow(self._client, job.request, job.answers)) as items:
-                async for item in items:
-                    if isinstance(item, Delta) and item.finish_reason is not None:
-                        num_open -= 1
-                        if num_open == 0:
-                            outcome = item.finish_reason
-                    yield item
-                    if outcome != "abort":
-                        job.meter.finished(outcome)  # before the worker is told, which may take a while
+            with self.admission.cutoff(job.deadline_s, passed) as cutoff:
+                async with aclosing(follow(self._client, job.request, job.answers)) as items:
+                    while (item := await cutoff.guard(anext(items, None))) is not None:
+                        if isinstance(item, Delta) and item.finish_reason is not None:
+                            num_open -= 1
+                            if num_open == 0:
+                                outcome = item.finish_reason
+                        yield item
+                        if outcome != "abort":
+                            job.meter.finished(outcome)  # before the worker is told, which may take a while
         except RequestRejectedError as error:
             is_refused = True
+            job.meter.rejected("refused")
             raise bad_request(error.message, error.param, error.code) from error
+        except WorkerOverloadedError as error:
+            is_refused = True
+            job.meter.rejected("queue_full")
+            raise overloaded(error.retry_after_s) from error
         except WorkerUnavailableError as error:
             outcome = "error"
+            job.meter.rejected("unavailable")
             logger.warning("request %s: %s", job.request.request_id, error)
-            headers = {"Retry-After": str(_RETRY_AFTER_S)}
-            raise ApiError(503, str(error), code="worker_unavailable", headers=headers) from error
+            raise unavailable(str(error)) from error
         except WorkerFailedError as error:
             outcome = "error"
             logger.error("request %s: %s", job.request.request_id, error)
             raise ApiError(500, str(error), code="worker_failed") from error
+        except ApiError as error:
+            outcome = "error"
+            job.meter.rejected("deadline" if error is passed else "draining")
+            raise
         except Exception:
             outcome = "error"
             raise
@@ -177,7 +246,7 @@ class ApiService:
         token_ids: list[int],
         prompt_param: str,
         meter: AnswerMeter,
-        tenant: str,
+        caller: Caller,
         prefix: str = "",
     ) -> Job:
         """Choices are numbered prompt after prompt. `prefix` is text that comes before each answer."""
@@ -202,24 +271,29 @@ class ApiService:
                 request_id,
                 token_ids,
                 params,
-                priority=max(request.priority or 0, settings.most_urgent_priority),
-                tenant=tenant,
+                priority=max(request.priority or 0, settings.most_urgent_priority, caller.most_urgent_priority),
+                tenant=caller.tenant,
                 cache_salt=request.cache_salt or "",
             ),
             [Answer(first + sample, self.tokenizer, options, prefix) for sample in range(params.n)],
             meter,
+            _shorter(request.timeout, settings.request_timeout_s),
         )
 
     def _check(self, request: GenerationRequest, num_prompts: int) -> None:
         """What needs no tokens: the model, and limits before anything is made."""
-        if request.model != self.settings.served_model_name:
-            raise model_not_found(self.settings.served_model_name)
+        self.check_model(request.model)
         check_limits(
             request,
             num_prompts=num_prompts,
             max_n=self.settings.max_n,
             max_sequences=self.settings.max_sequences,
         )
+
+    def check_model(self, model: str | None) -> None:
+        """None: whichever there is, for routes that do not insist on a name."""
+        if model is not None and model != self.settings.served_model_name:
+            raise model_not_found(self.settings.served_model_name)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -231,5 +305,13 @@ class ApiService:
             raise bad_request("prompt: must not be empty", "prompt")
         return token_ids
 
-    async def _off_loop(self, num_chars: int, work: Callable[[], T]) -> T:
+    async def off_loop(self, num_chars: int, work: Callable[[], T]) -> T:
+        """The result of work on so much text, in a thread where it would hold up others."""
         return await asyncio.to_thread(work) if num_chars > _TOKENIZE_ON_LOOP_CHARS else work()
+
+
+def _shorter(asked_s: float | None, limit_s: float) -> float | None:
+    """Of the time a request gives itself and the one the server gives it (0: any); None: neither."""
+    if asked_s is None or not limit_s:
+        return asked_s or limit_s or None
+    return min(asked_s, limit_s)

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from deployments.config import AppArgs
 from deployments.ingress import Ingress, IngressSettings
@@ -35,6 +35,9 @@ SERVE_ENVIRONMENT = {
 }
 
 ROUTER = "deployments.router:LoadRouter"
+SCALING_POLICY = "deployments.scaling:TokenWorkPolicy"
+#: the autoscaler's numbers are means over so long; Serve has them reported every ten seconds
+SCALING_AVERAGE_S = 15.0
 ENGINE_BUILDER = "deployments.engine_seam:build_engine"
 
 
@@ -56,13 +59,18 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
     }
     worker = serve.deployment(
         name=WORKER_NAME,
-        num_replicas=args.num_workers,
+        **_scaling(args),
         ray_actor_options=_actor_options(uses_gpu=_uses_gpu(args.device)),
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),  # type: ignore[arg-type]
         **common,
     )(WorkerReplica)
     ingress = serve.deployment(
-        name=INGRESS_NAME, num_replicas=1, ray_actor_options=_actor_options(uses_gpu=False), **common
+        name=INGRESS_NAME,
+        num_replicas=args.num_ingress,
+        # A new one is up before an old one stops.
+        max_surge_percent=100,
+        ray_actor_options=_actor_options(uses_gpu=False),
+        **common,
     )(serve.ingress()(Ingress))
     worker_settings = WorkerSettings(
         model_name=args.model_name,
@@ -71,6 +79,9 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
         step_timeout_s=args.step_timeout_s,
         stop_timeout_s=args.drain_timeout_s,
         engine_builder=engine_builder,
+        max_queued_tokens=args.max_queued_tokens,
+        max_queued_requests=args.max_queued_requests,
+        target_queue_s=args.target_queue_s,
     )
     ingress_settings = IngressSettings(
         model=args.model,
@@ -80,12 +91,39 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
         chat_template=args.chat_template,
         metrics_host=args.metrics_host,
         metrics_port=args.metrics_port,
-        timeouts=ClientTimeouts(args.accept_timeout_s, args.stall_timeout_s, args.step_timeout_s),
+        timeouts=ClientTimeouts(
+            args.accept_timeout_s, args.stall_timeout_s, args.step_timeout_s, args.effective_drain_grace_s
+        ),
         max_n=args.max_n,
         most_urgent_priority=args.most_urgent_priority,
         tenant_header=args.tenant_header,
+        keys=args.key_ring(),
+        cors_origins=args.cors_origins,
+        max_open_requests=args.max_open_requests,
+        request_timeout_s=args.request_timeout_s,
+        keep_alive_s=args.keep_alive_s,
+        enable_prefix_caching=args.enable_prefix_caching,
     )
     return ingress.bind(worker.bind(config, worker_settings), ingress_settings)
+
+
+def _scaling(args: AppArgs) -> dict[str, Any]:
+    """A number of workers, or the autoscaler that chooses it."""
+    fewest, most = args.worker_bounds
+    if fewest == most:
+        return {"num_replicas": fewest}
+    autoscaling = AutoscalingConfig(
+        min_replicas=fewest,
+        initial_replicas=min(max(args.num_workers, fewest), most),
+        max_replicas=most,
+        upscale_delay_s=args.scale_up_delay_s,
+        downscale_delay_s=args.scale_down_delay_s,
+        look_back_period_s=SCALING_AVERAGE_S,
+        policy=AutoscalingPolicy(  # type: ignore[no-untyped-call]
+            policy_function=SCALING_POLICY, policy_kwargs={"target_queue_s": args.target_queue_s}
+        ),
+    )
+    return {"autoscaling_config": autoscaling}
 
 
 def _actor_options(*, uses_gpu: bool) -> dict[str, Any]:

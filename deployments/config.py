@@ -10,13 +10,27 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from deployments.keys import KeyRing, KeysError
 from worker.config import ConfigError, EngineConfig, check_engine_config, option_names, parse_bytes
 from worker.tenant_weights import parse_tenant_weights
 
-#: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it)
-RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+#: Ray's processes: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it).
+#: Serve's: the proxy reaches the ingress over gRPC and routes on its own loop, which costs less processor time a chunk;
+#: request logs go to files alone, many lines at a time
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+}
 #: in place of the option, which others on the machine can read
 PREFIX_CACHE_SECRET_VARIABLE = "STALLFREE_PREFIX_CACHE_SECRET"
+#: the text of a key file, in place of one
+API_KEYS_VARIABLE = "STALLFREE_API_KEYS"
+#: most answers end by themselves in this time
+DEFAULT_DRAIN_GRACE_S = 10.0
 
 
 class AppArgs(BaseModel):
@@ -27,6 +41,16 @@ class AppArgs(BaseModel):
     model: str = Field(default="demo", min_length=1)
     served_model_name: str | None = Field(default=None, min_length=1)
     num_workers: int = Field(default=1, ge=1)
+    #: with different bounds an autoscaler chooses between them; absent ones are `num_workers`
+    min_workers: int | None = Field(default=None, ge=1)
+    max_workers: int | None = Field(default=None, ge=1)
+    #: more workers are wanted where the waiting prompts would take the present ones longer than this
+    target_queue_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    #: how long more, or fewer, workers must have been wanted
+    scale_up_delay_s: float = Field(default=10.0, ge=0)
+    scale_down_delay_s: float = Field(default=300.0, ge=0)
+    #: replicas of the HTTP API
+    num_ingress: int = Field(default=1, ge=1)
     chat_template: str | None = None
     metrics_host: str = "127.0.0.1"
     #: 0: no scrape port; the ingress's /metrics works either way
@@ -39,12 +63,29 @@ class AppArgs(BaseModel):
     accept_timeout_s: float = Field(default=30.0, gt=0)
     #: answers that are running when a replica is told to stop have so long to end
     drain_timeout_s: float = Field(default=20.0, ge=0)
+    #: answers of a worker that is told to stop go on elsewhere after so long; by default 10, or half of the above
+    drain_grace_s: float | None = Field(default=None, ge=0)
+    #: no request takes longer, whatever it asks; 0: as long as it takes
+    request_timeout_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    #: a stream is not silent for longer; 0: off
+    keep_alive_s: float = Field(default=15.0, ge=0, allow_inf_nan=False)
+    #: prompt tokens that may wait at one worker; 0: any; by default 128 steps of the whole token budget
+    max_queued_tokens: int | None = Field(default=None, ge=0)
+    #: requests that may wait at one worker; 0: any
+    max_queued_requests: int = Field(default=1024, ge=0)
+    #: calls that may be open at one ingress replica; 0: any
+    max_open_requests: int = Field(default=4096, ge=0)
     #: most answers to one prompt: bounds `n`, `best_of` and `beam_width`
     max_n: int = Field(default=64, ge=1)
     #: no request is more urgent, whatever it asks (lower is more urgent)
     most_urgent_priority: int = Field(default=-100, ge=-100, le=100)
     #: names the HTTP header whose value is the tenant; without it all requests are one tenant's
     tenant_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]{1,64}$")
+
+    #: JSON or YAML list of `{key, tenant, admin, weight, max_priority}`; with it every route wants a key
+    api_key_file: str | None = Field(default=None, min_length=1)
+    #: origins, separated by commas, whose pages may ask (`*`: all); none by default
+    cors_origin: str | None = Field(default=None, pattern=r"^(\*|https?://[^,\s*/]+(,https?://[^,\s*/]+)*)$")
 
     # The engine's options, as `worker.config.EngineConfig` has them.
     revision: str | None = None
@@ -91,6 +132,52 @@ class AppArgs(BaseModel):
         """What all workers make block keys with: the option, else the environment's; "" lets each draw its own."""
         return self.prefix_cache_secret or os.environ.get(PREFIX_CACHE_SECRET_VARIABLE, "")
 
+    @property
+    def cors_origins(self) -> tuple[str, ...]:
+        return () if self.cors_origin is None else tuple(self.cors_origin.split(","))
+
+    def key_ring(self) -> KeyRing | None:
+        """The keys of the file, else of the environment; None: nobody needs a key. Raises `ConfigError`."""
+        if self.api_key_file is not None:
+            option = "api_key_file"
+            try:
+                text = Path(self.api_key_file).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                # A decoding error quotes what it could not read.
+                reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+                raise ConfigError(option, f"cannot read {self.api_key_file}: {reason}") from None
+        elif API_KEYS_VARIABLE in os.environ:
+            option, text = API_KEYS_VARIABLE, os.environ[API_KEYS_VARIABLE]
+        else:
+            return None
+        if self.tenant_header is not None:
+            raise ConfigError("tenant_header", "not together with API keys: a key says whose request it is")
+        try:
+            return KeyRing.parse(text)
+        except KeysError as error:
+            raise ConfigError(option, str(error)) from None
+
+    @property
+    def effective_drain_grace_s(self) -> float:
+        """Below `drain_timeout_s`, at which Serve ends the replica. Raises `ConfigError` where it is not."""
+        if self.drain_grace_s is None:
+            return min(DEFAULT_DRAIN_GRACE_S, self.drain_timeout_s / 2)
+        if self.drain_grace_s >= max(self.drain_timeout_s, 1e-9):
+            raise ConfigError(
+                "drain_grace_s", f"must be below drain_timeout_s ({self.drain_timeout_s:g}), got {self.drain_grace_s:g}"
+            )
+        return self.drain_grace_s
+
+    @property
+    def worker_bounds(self) -> tuple[int, int]:
+        """The fewest and the most workers. Raises `ConfigError` where there is nothing between them."""
+        fewest = self.num_workers if self.min_workers is None else self.min_workers
+        most = self.num_workers if self.max_workers is None else self.max_workers
+        if most < fewest:
+            option = "min_workers" if self.max_workers is None else "max_workers"
+            raise ConfigError(option, f"between {fewest} and {most} workers there is no number to choose")
+        return fewest, most
+
     def to_engine_config(self) -> EngineConfig:
         """Checked as far as it can be without a model. Raises `ConfigError`, which names the option."""
         values = {name: getattr(self, name) for name in option_names()}
@@ -99,8 +186,9 @@ class AppArgs(BaseModel):
                 values["kv_cache_memory"] = parse_bytes(self.kv_cache_memory)
             except ValueError as error:
                 raise ConfigError("kv_cache_memory", str(error)) from error
+        keys = self.key_ring()
         try:
-            values["tenant_weights"] = parse_tenant_weights(self.tenant_weights)
+            values["tenant_weights"] = self._all_tenant_weights(keys)
         except ValueError as error:
             raise ConfigError("tenant_weights", str(error)) from error
         values["prefix_cache_secret"] = self.shared_prefix_cache_secret
@@ -109,6 +197,14 @@ class AppArgs(BaseModel):
         config = EngineConfig(**values)
         check_engine_config(config)
         return config
+
+    def _all_tenant_weights(self, keys: KeyRing | None) -> dict[str, float]:
+        """Those of the option and those that stand beside the keys. Raises ValueError where they disagree."""
+        weights = parse_tenant_weights(self.tenant_weights)
+        for tenant, weight in (keys.tenant_weights if keys is not None else {}).items():
+            if weights.setdefault(tenant, weight) != weight:
+                raise ValueError(f"{tenant!r} has another weight beside its API key")
+        return weights
 
 
 def app_args_from(values: dict[str, Any]) -> AppArgs:
@@ -123,6 +219,8 @@ def app_args_from(values: dict[str, Any]) -> AppArgs:
         given = "" if option == "prefix_cache_secret" else f", got {first['input']!r}"
         raise ConfigError(option, f"{first['msg']}{given}") from None
     args.to_engine_config()
+    _ = args.effective_drain_grace_s
+    _ = args.worker_bounds
     return args
 
 

@@ -1,15 +1,14 @@
-"""Work for a client ends when the client leaves: awaited work and streamed responses.
+"""Work for a client ends when the client leaves.
 
 Knows ASGI alone. The watch is our own because a server tells of a closed connection only to who asks, and frameworks
 ask only between chunks, or not at all before the first.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive
 
 T = TypeVar("T")
 
@@ -42,25 +41,3 @@ async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class EventStream(StreamingResponse):
-    """Server-sent events: `head`, then what `source` yields. However the response ends, `source` is closed."""
-
-    def __init__(self, head: bytes, source: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(_chain(head, source), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        self._source = source
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await unless_disconnected(receive, self.stream_response(send))
-        except (ClientGoneError, OSError):
-            pass  # a connection closed by the client, seen by the watch or by a write; the work ends below
-        finally:
-            await self._source.aclose()
-
-
-async def _chain(head: bytes, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield head
-    async for chunk in source:
-        yield chunk

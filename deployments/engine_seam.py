@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from deployments.model_facts import ModelFacts
+from scheduler.limits import StepLimits
 from scheduler.records import StepRecord
 from worker.config import EngineConfig
 from worker.types import EngineLoad, EngineRequest, TokenEvent
@@ -46,6 +47,9 @@ class Loop(Protocol):
     def finish(self, request_id: str, index: int, num_tokens: int) -> None: ...
     def status(self) -> LoopStatus: ...
     def records_since(self, step_id: int) -> list[StepRecord]: ...
+    @property
+    def limits(self) -> StepLimits: ...
+    def set_limits(self, limits: StepLimits) -> None: ...
 
 
 EngineBuilder = Callable[[EngineConfig, Deliver, OnDeath], tuple[ModelFacts, Loop]]

@@ -1,9 +1,11 @@
 """Answers as server-sent events. Owns the order of chunks, the usage chunk, and how a stream ends."""
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.answers import Delta
@@ -16,16 +18,25 @@ logger = logging.getLogger(__name__)
 _DONE = b"data: [DONE]\n\n"
 
 
+@dataclass(slots=True)
+class StreamState:
+    """What a stream and its response tell each other. `accepted`: workers hold all of its requests, so that nothing is
+    refused any more. `has_begun`: the headers are sent, and no failure can become an HTTP status."""
+
+    accepted: asyncio.Event = field(default_factory=asyncio.Event)
+    has_begun: bool = False
+
+
 async def events(
     deltas: AsyncGenerator[Delta, None],
     rendering: Rendering,
     envelope: Envelope,
     usage: Usage | None,
+    state: StreamState,
 ) -> AsyncGenerator[bytes, None]:
-    """The bytes of one stream. A failure before the first is raised, so that it can still become an HTTP status;
+    """The bytes of one stream. A failure before it has begun is raised, so that it can still become an HTTP status;
     a later one is an error event, after which the stream ends without `[DONE]`. `usage`, where it was asked for,
     is filled in and sent in a last chunk of its own."""
-    has_begun = False
     try:
         async with aclosing(deltas):
             async for delta in deltas:
@@ -34,10 +45,9 @@ async def events(
                 if usage is not None:
                     usage.completion_tokens += delta.num_tokens
                     usage.cached_tokens += delta.num_cached_tokens
-                has_begun = True
                 yield b"".join(chunks)
     except Exception as error:
-        if not has_begun:
+        if not state.has_begun:
             raise
         yield _event(_failure(error, envelope.response_id))
         return

@@ -7,30 +7,31 @@ metrics actor. Loads no model, and knows nothing of routes.
 import asyncio
 import logging
 from dataclasses import dataclass
+from secrets import token_bytes
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.api import create_api
 from deployments.api_service import ApiService, ApiSettings
+from deployments.failover import FailoverClient
+from deployments.keys import KeyRing
 from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
 from deployments.model_facts import ModelFacts
+from deployments.readiness import ReadyProbe
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
-from deployments.worker_service import WorkerDeadError
 from monitoring.ingress_metrics import IngressMetrics
 from monitoring.metrics_actor import get_or_create
+from worker.prefix_keys import PrefixKeys
 from worker.text import Tokenizer
 from worker.weights import resolve_model
 
 logger = logging.getLogger(__name__)
 
-_READY_TIMEOUT_S = 1.0
-_READY_TRIES = 3
+NUM_SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,12 @@ class IngressSettings:
     max_n: int
     most_urgent_priority: int
     tenant_header: str | None
+    keys: KeyRing | None
+    cors_origins: tuple[str, ...]
+    enable_prefix_caching: bool
+    max_open_requests: int
+    request_timeout_s: float
+    keep_alive_s: float
 
 
 class Ingress:
@@ -63,7 +70,13 @@ class Ingress:
         )
         facts: ModelFacts = await self._describe.remote()
         self._service = ApiService(
-            ServeWorkerClient(worker, settings.timeouts, ROUTER_STATE),
+            FailoverClient(
+                ServeWorkerClient(
+                    worker, settings.timeouts, ROUTER_STATE, self._metrics.routed, _prefix_keys(settings, facts)
+                ),
+                settings.timeouts.accept_s,
+                self._metrics.failover,
+            ),
             tokenizer,
             ApiSettings(
                 served_model_name=settings.model_name,
@@ -73,34 +86,39 @@ class Ingress:
                 max_n=settings.max_n,
                 most_urgent_priority=settings.most_urgent_priority,
                 tenant_header=settings.tenant_header,
+                keys=settings.keys,
+                max_open_requests=settings.max_open_requests,
+                request_timeout_s=settings.request_timeout_s,
+                keep_alive_s=settings.keep_alive_s,
             ),
             self._metrics,
-            is_ready=self._is_ready,
+            is_ready=ReadyProbe(ROUTER_STATE.running_ids, self._ask_worker).is_ready,
             metrics_text=self._metrics_text,
+            is_any_worker=ROUTER_STATE.has_running,
         )
+        self._cors_origins = settings.cors_origins
         self._pusher = MetricsPusher(self._actor, f"ingress-{context.replica_id.unique_id}")
         self._reporter = asyncio.create_task(self._report_metrics())
         self._reporter.add_done_callback(log_failure)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve when the constructor is done."""
-        api = create_api()
+        api = create_api(self._cors_origins)
         api.state.service = self._service
         return api
 
-    async def _is_ready(self) -> bool:
-        """Whether a worker answers now. The router sends each try to another one."""
-        for _ in range(_READY_TRIES):
-            response = self._describe.remote()
-            try:
-                async with asyncio.timeout(_READY_TIMEOUT_S):
-                    await response
-                return True
-            except (RayError, RayServeException, WorkerDeadError, TimeoutError) as error:
-                logger.warning("a worker does not answer: %r", error)
-            finally:
-                response.cancel()  # type: ignore[no-untyped-call]
-        return False
+    async def drain(self, timeout_s: float) -> None:
+        """Called before the application ends: takes no request any more, lets running answers have `timeout_s`, and
+        ends the others with an error that their clients can read. Returns when nothing is open."""
+        await self._service.admission.drain(timeout_s)
+
+    async def _ask_worker(self, replica_id: str) -> None:
+        """Returns if the worker is well; raises otherwise, or takes long."""
+        response = self._describe.remote(target_replica=replica_id)
+        try:
+            await response
+        finally:
+            response.cancel()  # type: ignore[no-untyped-call]
 
     async def _metrics_text(self) -> str:
         """All metrics of the application; those of this replica as they are now."""
@@ -118,6 +136,14 @@ class Ingress:
         if hasattr(self, "_reporter"):
             self._reporter.cancel()
             self._pusher.say_goodbye()
+
+
+def _prefix_keys(settings: IngressSettings, facts: ModelFacts) -> PrefixKeys | None:
+    """Names of blocks for this process's own router: they are never compared with those of workers, so that the
+    secret is its own, too."""
+    if not settings.enable_prefix_caching:
+        return None
+    return PrefixKeys(token_bytes(NUM_SECRET_BYTES), facts.block_size)
 
 
 def _load_tokenizer(settings: IngressSettings) -> Tokenizer:

@@ -11,6 +11,7 @@ from deployments.protocol.responses import (
     TokenText,
     chat_logprobs,
     completion_logprobs,
+    prompt_logprobs,
 )
 
 
@@ -26,34 +27,65 @@ class Rendering(Protocol):
 
     def whole_choice(self, whole: Delta) -> dict[str, Any]: ...
 
+    def whole_fields(self, wholes: list[Delta]) -> dict[str, Any]:
+        """What a whole response has beside its choices."""
+        ...
+
 
 class CompletionRendering:
+    """`num_logprobs`: alternatives to each token (None: no log-probabilities); with `echo` to those of the prompt too.
+    `num_prompt_logprobs`: the same for the prompt alone, in a field of its own."""
+
     kind = "text_completion"
     chunk_kind = "text_completion"
 
-    def __init__(self, token_text: TokenText, *, with_logprobs: bool) -> None:
+    def __init__(
+        self,
+        token_text: TokenText,
+        *,
+        num_logprobs: int | None,
+        echo: bool = False,
+        num_prompt_logprobs: int | None = None,
+    ) -> None:
         self._token_text = token_text
-        self._with_logprobs = with_logprobs
+        self._num_logprobs = num_logprobs
+        self._echo = echo
+        self._num_prompt_logprobs = num_prompt_logprobs
 
     def chunk_choices(self, delta: Delta) -> list[dict[str, Any]]:
         return [self.whole_choice(delta)]
 
     def whole_choice(self, whole: Delta) -> dict[str, Any]:
-        return {
+        logprobs: dict[str, Any] | None = None
+        if self._num_logprobs is not None:
+            echoed = (whole.prompt or []) if self._echo else []
+            logprobs = completion_logprobs(whole.logprobs, self._token_text, echoed, self._num_logprobs)
+        choice: dict[str, Any] = {
             "index": whole.index,
             "text": whole.text,
-            "logprobs": completion_logprobs(whole.logprobs, self._token_text) if self._with_logprobs else None,
+            "logprobs": logprobs,
             "finish_reason": whole.finish_reason,
         }
+        if self._num_prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(
+                whole.prompt or [], self._token_text, self._num_prompt_logprobs
+            )
+        return choice
+
+    def whole_fields(self, wholes: list[Delta]) -> dict[str, Any]:
+        return {}
 
 
 class ChatRendering:
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, token_text: TokenText, *, with_logprobs: bool) -> None:
+    def __init__(
+        self, token_text: TokenText, *, with_logprobs: bool, num_prompt_logprobs: int | None = None
+    ) -> None:
         self._token_text = token_text
         self._with_logprobs = with_logprobs
+        self._num_prompt_logprobs = num_prompt_logprobs
         self._begun: set[int] = set()
 
     def chunk_choices(self, delta: Delta) -> list[dict[str, Any]]:
@@ -81,6 +113,13 @@ class ChatRendering:
             "finish_reason": whole.finish_reason,
         }
 
+    def whole_fields(self, wholes: list[Delta]) -> dict[str, Any]:
+        """All choices have the same prompt."""
+        if self._num_prompt_logprobs is None:
+            return {}
+        entries = wholes[0].prompt or []
+        return {"prompt_logprobs": prompt_logprobs(entries, self._token_text, self._num_prompt_logprobs)}
+
     def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any] | None:
         return chat_logprobs(entries, self._token_text) if self._with_logprobs else None
 
@@ -96,11 +135,14 @@ async def whole_answers(deltas: AsyncGenerator[Delta, None]) -> list[Delta]:
             whole.num_tokens += delta.num_tokens
             whole.logprobs += delta.logprobs
             whole.finish_reason = delta.finish_reason
+            whole.stop_string = delta.stop_string
             whole.num_cached_tokens += delta.num_cached_tokens
+            whole.prompt = whole.prompt or delta.prompt
     for index, whole in wholes.items():
         whole.text = "".join(texts[index])
     return [wholes[index] for index in sorted(wholes)]
 
 
 def whole_response(rendering: Rendering, envelope: Envelope, wholes: list[Delta]) -> dict[str, Any]:
-    return envelope.to_dict(rendering.kind, [rendering.whole_choice(whole) for whole in wholes])
+    choices = [rendering.whole_choice(whole) for whole in wholes]
+    return envelope.to_dict(rendering.kind, choices) | rendering.whole_fields(wholes)

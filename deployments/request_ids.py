@@ -11,7 +11,10 @@ _ACCEPTABLE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class RequestIds:
-    """ASGI middleware. A client's id is echoed only if it is short and plain; it names nothing inside."""
+    """ASGI middleware. A client's id is echoed only if it is short and plain; it names nothing inside.
+
+    The id lies at `request.state.request_id`, for error objects that name it.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -22,6 +25,7 @@ class RequestIds:
             return
         given = Headers(scope=scope).get(HEADER, "")
         request_id = given if _ACCEPTABLE.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

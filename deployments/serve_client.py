@@ -1,69 +1,96 @@
-"""`ServeWorkerClient`: the workers as the ingress sees them, over one Serve deployment handle.
+"""`ServeWorkerClient`: one attempt at a request, over one Serve deployment handle.
 
 Owns which replica holds which open request, the watch over silent streams, and what the router is told. It knows
-nothing of text or HTTP. A worker that fails ends its requests with an error; nothing is resumed elsewhere yet.
+nothing of text or HTTP. What becomes of a request whose worker is lost is `failover.py`'s.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from deployments.frames import Accepted, Frame, Overloaded, Tokens
+from deployments.prefix_index import PromptBlocks
 from deployments.router_state import RouterState
+from deployments.stream_watch import DrainedError, StalledError, StreamWatch
 from deployments.worker_client import (
     RequestRejectedError,
     WorkerFailedError,
+    WorkerLostError,
     WorkerOverloadedError,
     WorkerUnavailableError,
 )
-from deployments.worker_service import WorkerDeadError
+from deployments.worker_errors import is_worker_lost
+from worker.prefix_keys import PrefixKeys
 from worker.types import EngineRequest
 
 logger = logging.getLogger(__name__)
 
 #: before a request that no worker took in is sent again
 _RETRY_PAUSE_S = 0.1
+#: of a prompt: naming them takes about 1 µs each on the event loop, and what two prompts share is decided by then
+MAX_NAMED_BLOCKS = 1024
+
+Response = DeploymentResponseGenerator[list[Frame]]
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTimeouts:
-    """`accept_s`: until a worker holds the request. `stall_s`: between frames. `step_s`: one step of the worker."""
+    """`accept_s`: until a worker holds the request. `stall_s`: between frames. `step_s`: one step of the worker.
+    `drain_grace_s`: for a stream to end by itself once its worker is told to stop, if another one is there."""
 
     accept_s: float
     stall_s: float
     step_s: float
+    drain_grace_s: float = 10.0
 
 
 class ServeWorkerClient:
-    """Implements `WorkerClient`. One per ingress replica; the handle's options are built once."""
+    """Implements `AttemptClient`. One per ingress replica; the handle's options are built once.
 
-    def __init__(self, handle: DeploymentHandle[Any], timeouts: ClientTimeouts, state: RouterState) -> None:
+    A stream that is left is cancelled, which ends the worker's work, at once or when a worker that hangs goes on.
+    """
+
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        timeouts: ClientTimeouts,
+        state: RouterState,
+        on_routed: Callable[[str], None] = lambda reason: None,
+        prefix_keys: PrefixKeys | None = None,
+    ) -> None:
+        """`on_routed` is called with the router's reason for each request that a worker took. `prefix_keys` name the
+        blocks of prompts for the router; without them it looks at load alone."""
         # Serve's gRPC transport: a sixth of the processor time per token of the default one.
         self._generate = handle.options(method_name="generate", stream=True, _by_reference=False)
         self._finish = handle.options(method_name="finish", _by_reference=False)
         self._abort = handle.options(method_name="abort", _by_reference=False)
         self._timeouts = timeouts
         self._state = state
+        self._on_routed = on_routed
+        self._prefix_keys = prefix_keys
         self._replica_of: dict[str, str] = {}
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[list[Frame]]:
+    async def generate(
+        self, request: EngineRequest, avoid: frozenset[str] = frozenset()
+    ) -> AsyncGenerator[list[Frame], None]:
         request_id = request.request_id
-        self._state.open(request_id)
-        response: DeploymentResponseGenerator[list[Frame]] | None = None
+        watch = StreamWatch(self._timeouts.stall_s, self._timeouts.drain_grace_s, self._state.has_running)
+        self._state.open(request_id, avoid, on_left=watch.drain, blocks=self._blocks_of(request))
+        response: Response | None = None
         try:
             response, first_frames = await self._until_accepted(request)
             frames: list[Frame] | None = first_frames
             while frames is not None:
                 self._observe(request_id, frames)
                 yield frames
-                frames = await self._next_frames(request_id, response)
+                frames = await self._next_frames(request_id, watch, response)
         finally:
             if response is not None:
                 _cancel(response)
@@ -71,95 +98,112 @@ class ServeWorkerClient:
             self._state.close(request_id)
 
     async def finish(self, request_id: str, index: int, num_tokens: int) -> None:
-        replica_id = self._replica_of.get(request_id)
-        if replica_id is None:
-            return
-        try:
-            await _call(self._finish, request_id, index, num_tokens, target_replica=replica_id)
-        except RayError as error:
-            # The stream of this request reports the worker's failure; the choice is over either way.
-            logger.warning("worker %s could not be told of a finished choice: %s", replica_id, error)
+        await self._tell(self._finish, request_id, index, num_tokens)
 
     async def abort(self, request_id: str) -> None:
+        await self._tell(self._abort, request_id)
+
+    async def _tell(self, handle: DeploymentHandle[Any], request_id: str, *args: int) -> None:
         replica_id = self._replica_of.get(request_id)
         if replica_id is None:
             return
         try:
-            await _call(self._abort, request_id, target_replica=replica_id)
+            await _call(handle, request_id, *args, target_replica=replica_id)
         except RayError as error:
-            logger.warning("worker %s could not be told of an abort: %s", replica_id, error)
+            # The stream of this request reports the worker's failure; what it was to be told is over either way.
+            logger.warning("worker %s could not be told of an end: %s", replica_id, error)
 
-    async def _until_accepted(
-        self, request: EngineRequest
-    ) -> tuple[DeploymentResponseGenerator[list[Frame]], list[Frame]]:
+    async def _until_accepted(self, request: EngineRequest) -> tuple[Response, list[Frame]]:
         """The stream and its first frames. A worker that fails, or is silent, before it took the request in has
-        promised nothing: another one is asked, or its successor."""
+        promised nothing: another one is asked, or its successor. One whose queue is full is asked once."""
         timeout_s = self._timeouts.accept_s
-        failure: Exception | None = None
+        failure: BaseException | None = None
+        retry_after_s: dict[str, float] = {}
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     # Ray types the call as either kind of response; a handle with stream=True gives this one.
-                    response = cast("DeploymentResponseGenerator[list[Frame]]", _call(self._generate, request))
+                    response = cast("Response", _call(self._generate, request))
                     try:
                         async with asyncio.timeout(self._timeouts.stall_s):
-                            return response, await anext(response)
-                    except (RayActorError, WorkerDeadError) as error:
-                        failure = error
+                            frames = await anext(response)
+                    except BaseException as error:
                         _cancel(response)
-                    except TimeoutError as error:
+                        if not isinstance(error, TimeoutError) and not is_worker_lost(error):
+                            raise
                         failure = error
                         self._state.suspect(request.request_id)
-                        _cancel(response)
-                    except BaseException:
-                        _cancel(response)
-                        raise
-                    await asyncio.sleep(_RETRY_PAUSE_S)
+                        await asyncio.sleep(_RETRY_PAUSE_S)
+                        continue
+                    first = frames[0]
+                    if not isinstance(first, Overloaded):
+                        return response, frames
+                    _cancel(response)
+                    retry_after_s[self._state.replica_of(request.request_id)] = first.retry_after_s
+                    if not self._state.avoid(request.request_id):
+                        raise WorkerOverloadedError(min(retry_after_s.values()))
         except TimeoutError:
             raise WorkerUnavailableError(f"no worker took the request within {timeout_s:g} s") from failure
         except DeploymentUnavailableError as error:
             raise WorkerUnavailableError("no worker is available") from error
+        except WorkerOverloadedError:
+            raise
         except Exception as error:
             logger.error("a request failed before a worker took it: %r", error)
             raise WorkerFailedError("the worker failed on this request") from error
 
-    async def _next_frames(
-        self, request_id: str, response: DeploymentResponseGenerator[list[Frame]]
-    ) -> list[Frame] | None:
+    async def _next_frames(self, request_id: str, watch: StreamWatch, response: Response) -> list[Frame] | None:
         """The next frames, or None at the stream's end."""
         replica_id = self._replica_of[request_id]
-        timeout_s = self._timeouts.stall_s
         try:
-            async with asyncio.timeout(timeout_s):
-                return await anext(response)
+            return await watch.next(response)
         except StopAsyncIteration:
             return None
-        except TimeoutError:
-            logger.error("worker %s sent nothing for %g s", replica_id, timeout_s)
+        except StalledError:
             self._state.suspect(request_id)
-            raise WorkerFailedError(f"the worker sent no sign of life for {timeout_s:g} s") from None
-        except RayActorError as error:
-            logger.error("worker %s died: %s", replica_id, error)
-            raise WorkerFailedError("the worker that ran this request died") from error
-        except Exception as error:
+            message = f"the worker sent no sign of life for {self._timeouts.stall_s:g} s"
+            raise WorkerLostError(message, "stalled", replica_id) from None
+        except DrainedError:
+            raise WorkerLostError("the worker is stopping", "drained", replica_id) from None
+        except BaseException as error:
+            if is_worker_lost(error):
+                self._state.suspect(request_id)
+                raise WorkerLostError("the worker that ran this request died", "died", replica_id) from error
+            if not isinstance(error, Exception):
+                raise
             # Over gRPC an exception of the worker's own code arrives as it is, whatever its type.
             logger.error("a request failed in worker %s: %r", replica_id, error)
             raise WorkerFailedError("the worker failed on this request") from error
+
+    def _blocks_of(self, request: EngineRequest) -> PromptBlocks | None:
+        if self._prefix_keys is None or request.params.prompt_logprobs is not None:
+            return None  # a prompt that is scored is computed anew
+        block_size = self._prefix_keys.block_size
+        prompt = request.prompt_token_ids[: MAX_NAMED_BLOCKS * block_size]
+        return PromptBlocks(self._prefix_keys.extend(self._prefix_keys.root(request.cache_salt), prompt), block_size)
 
     def _observe(self, request_id: str, frames: list[Frame]) -> None:
         for frame in frames:
             if isinstance(frame, Accepted):
                 self._replica_of[request_id] = frame.replica_id
+                self._on_routed(self._state.accepted(request_id, frame.replica_id))
                 continue
-            if isinstance(frame, Overloaded):
-                raise WorkerOverloadedError(frame.retry_after_s)
-            self._state.report(request_id, self._replica_of[request_id], frame.load)
+            assert not isinstance(frame, Overloaded), "it can only be the first frame"
+            replica_id = self._replica_of[request_id]
+            self._state.report(request_id, replica_id, frame.load)
             if isinstance(frame, Tokens):
                 for event in frame.events:
+                    if event.num_cached_tokens is not None:
+                        self._state.first_token(request_id, event.num_cached_tokens)
                     if event.is_refusal:
                         raise RequestRejectedError(event.error or "the request cannot be run")
+                    if event.is_worker_lost:
+                        self._state.suspect(request_id)
+                        raise WorkerLostError(event.error or "the engine died", "died", replica_id)
             elif frame.step_age_s > self._timeouts.step_s:
-                raise WorkerFailedError(f"the worker is stuck in a step for {frame.step_age_s:.0f} s")
+                self._state.suspect(request_id)
+                message = f"the worker is stuck in a step for {frame.step_age_s:.0f} s"
+                raise WorkerLostError(message, "stalled", replica_id)
 
 
 def _call(handle: DeploymentHandle[Any], *args: Any, **kwargs: Any) -> Any:
@@ -171,6 +215,6 @@ def _call(handle: DeploymentHandle[Any], *args: Any, **kwargs: Any) -> Any:
     return Context().run(handle.remote, *args, **kwargs)
 
 
-def _cancel(response: DeploymentResponseGenerator[list[Frame]]) -> None:
+def _cancel(response: Response) -> None:
     """Leaving a stream alone would let the worker generate to the end."""
     response.cancel()  # type: ignore[no-untyped-call]

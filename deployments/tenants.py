@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from deployments.protocol.errors import bad_request
 
-_TENANT = re.compile(r"[A-Za-z0-9._:@/-]{1,64}")
+TENANT_PATTERN = r"^[A-Za-z0-9._:@/-]{1,64}$"
+_TENANT = re.compile(TENANT_PATTERN)
 
 
 def tenant_of(headers: Mapping[str, str], header_name: str | None) -> str:

@@ -1,10 +1,10 @@
 """The seam between the API and the workers: what the ingress may ask of whoever runs requests.
 
-Knows neither Serve nor HTTP; `serve_client.py` implements it over a deployment handle.
+Knows neither Serve nor HTTP. `failover.py` implements it over attempts, `serve_client.py` makes one attempt.
 """
 
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Literal, Protocol
 
 from deployments.frames import Frame
 from worker.types import EngineRequest
@@ -36,6 +36,20 @@ class WorkerFailedError(Exception):
     """The worker that held the request died, stalled or failed (500, or an error event inside a stream)."""
 
 
+#: "died": its process or its engine ended. "stalled": it gave no sign of life, or hangs in a step. "drained": it was
+#: told to stop, and its time is over
+LostReason = Literal["died", "stalled", "drained"]
+
+
+class WorkerLostError(WorkerFailedError):
+    """The worker is lost to this request, for a reason that is not the request's: another worker may go on with it."""
+
+    def __init__(self, message: str, reason: LostReason, replica_id: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.replica_id = replica_id
+
+
 class WorkerClient(Protocol):
     def generate(self, request: EngineRequest) -> AsyncIterator[list[Frame]]:
         """The frames of one request. Closing the iterator ends the worker's work."""
@@ -48,3 +62,15 @@ class WorkerClient(Protocol):
     async def abort(self, request_id: str) -> None:
         """Nobody wants this request any more. Idempotent."""
         ...
+
+
+class AttemptClient(Protocol):
+    """One attempt at a request: what runs it may be lost (`WorkerLostError`). Each attempt has an id of its own."""
+
+    def generate(self, request: EngineRequest, avoid: frozenset[str]) -> AsyncGenerator[list[Frame], None]:
+        """As `WorkerClient.generate`. The replicas `avoid` are asked only where there is no other."""
+        ...
+
+    async def finish(self, request_id: str, index: int, num_tokens: int) -> None: ...
+
+    async def abort(self, request_id: str) -> None: ...

@@ -7,28 +7,28 @@ loads torch when a replica starts, not with this module.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ray import serve
+from ray.serve.schema import ReplicaRank
 
-from deployments.engine_seam import Loop, import_builder
+from deployments.engine_seam import import_builder
 from deployments.frames import Frame
-from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
+from deployments.live_options import options_at_start
+from deployments.metrics_push import log_failure
 from deployments.model_facts import ModelFacts
 from deployments.router import BLOCK_SIZE_KEY
+from deployments.worker_reporter import WorkerReporter
 from deployments.worker_service import WorkerService
 from monitoring.metrics_actor import get_or_create
-from monitoring.worker_metrics import WorkerMetrics
+from scheduler.limits import LimitError
 from worker.config import EngineConfig
 from worker.types import EngineRequest
 
 logger = logging.getLogger(__name__)
-
-#: how often a worker whose streams have all ended is asked whether it still holds anything
-_IDLE_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +41,74 @@ class WorkerSettings:
     step_timeout_s: float
     stop_timeout_s: float
     engine_builder: str
+    max_queued_tokens: int | None
+    max_queued_requests: int
+    target_queue_s: float
 
 
 class WorkerReplica:
     """Ready once the model is loaded and warm. When its engine dies, the process ends and Serve replaces it.
 
-    `generate`, `finish` and `abort` take `target_replica` for the router; it is not looked at here.
+    All calls take `target_replica` for the router; it is not looked at here.
     """
 
     async def __init__(self, config: EngineConfig, settings: WorkerSettings) -> None:  # type: ignore[misc]
         context = serve.get_replica_context()
         self._settings = settings
-        self._app_name = context.app_name
-        self._worker = 0 if context.rank is None else context.rank.rank
+        rank = 0 if context.rank is None else context.rank.rank
         self._service = WorkerService(
-            self._worker, context.replica_id.unique_id, settings.step_timeout_s, partial(os._exit, 1)
+            rank, context.replica_id.unique_id, settings.step_timeout_s, partial(os._exit, 1)
         )
         build = import_builder(settings.engine_builder)
         self._facts, engine_loop = await asyncio.to_thread(
             build, config, self._service.deliver, self._service.on_death
         )
         self._service.start(engine_loop)
-        self._reporter = asyncio.create_task(self._report_metrics(engine_loop))
-        self._reporter.add_done_callback(log_failure)
+        self._start_options = options_at_start(
+            engine_loop.limits, settings.max_queued_tokens, settings.max_queued_requests
+        )
+        self._service.apply(self._start_options)
+        make_actor = partial(get_or_create, context.app_name, settings.metrics_host, settings.metrics_port)
+        self._reporter = WorkerReporter(
+            self._service,
+            engine_loop,
+            self._facts,
+            make_actor,
+            settings.model_name,
+            settings.target_queue_s,
+            self._start_options,
+            rank,
+        )
+        self._is_running = False
+        self._reporting = asyncio.create_task(self._reporter.run())
+        self._reporting.add_done_callback(log_failure)
+
+    async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: ReplicaRank) -> None:
+        """Called by Serve before the replica is ready, and whenever `user_config` or the rank changes.
+
+        A running worker keeps the values that it has where it refuses new ones: if it raised, Serve would stop it, and
+        its successors would not start either.
+        """
+        reporter = self._reporter
+        try:
+            options = self._start_options.with_user_config(user_config)
+            self._service.apply(options)
+        except LimitError as error:
+            if not self._is_running:
+                raise
+            logger.error("user_config is refused, and what held before it goes on to hold: %s", error)
+            reporter.is_user_config_refused = True
+        else:
+            if options != reporter.options:
+                logger.info("live options: %s", options)
+            reporter.options, reporter.is_user_config_refused = options, False
+        self._is_running = True
+        self._service.set_worker(rank.rank)
+        reporter.rank = rank.rank
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Read by Serve every so often, where there is an autoscaler."""
+        return self._reporter.report().as_stats()
 
     async def generate(
         self, request: EngineRequest, target_replica: str | None = None
@@ -84,7 +129,7 @@ class WorkerReplica:
     async def abort(self, request_id: str, target_replica: str | None = None) -> None:
         self._service.abort(request_id)
 
-    async def describe(self) -> ModelFacts:
+    async def describe(self, target_replica: str | None = None) -> ModelFacts:
         """Raises `WorkerDeadError` where requests would not be served."""
         self._service.check_health()
         return self._facts
@@ -96,44 +141,8 @@ class WorkerReplica:
     async def check_health(self) -> None:
         self._service.check_health()
 
-    async def _report_metrics(self, engine_loop: Loop) -> None:
-        settings = self._settings
-        actor = await asyncio.to_thread(
-            get_or_create, self._app_name, settings.metrics_host, settings.metrics_port
-        )
-        pusher = MetricsPusher(actor, f"worker-{self._worker}")
-        metrics = WorkerMetrics(settings.model_name, self._worker)
-        metrics.set_pool_sizes(
-            num_device_blocks=self._facts.num_device_blocks, num_host_blocks=self._facts.num_host_blocks
-        )
-        while True:
-            metrics.fold(engine_loop.records_since(metrics.last_step_id))
-            load = engine_loop.status().load
-            metrics.set_load(
-                num_waiting=load.num_waiting,
-                num_running=load.num_running,
-                num_swapped=load.num_swapped,
-                num_used_device_blocks=load.num_used_blocks,
-                num_used_host_blocks=load.num_used_host_blocks,
-                num_cached_device_blocks=load.num_cached_blocks,
-            )
-            await pusher.push(metrics.snapshot())
-            await self._next_report()
-
-    async def _next_report(self) -> None:
-        """Returns after a period, or as soon as the worker has turned idle: its gauges must not freeze."""
-        try:
-            async with asyncio.timeout(PUSH_PERIOD_S):
-                await self._service.streams_ended.wait()
-                self._service.streams_ended.clear()
-                await asyncio.sleep(_IDLE_POLL_S)
-                while not self._service.is_idle():
-                    await asyncio.sleep(_IDLE_POLL_S)
-        except TimeoutError:
-            return
-
     async def __del__(self) -> None:
         """Serve calls it after the drain, also for a replica whose start failed."""
-        if hasattr(self, "_reporter"):
-            self._reporter.cancel()
+        if hasattr(self, "_reporting"):
+            self._reporting.cancel()
             await self._service.stop(self._settings.stop_timeout_s)

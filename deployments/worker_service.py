@@ -7,10 +7,13 @@ neither Ray nor metrics nor text.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 
 from deployments.engine_seam import Loop
-from deployments.frames import Accepted, Frame, Heartbeat
+from deployments.frames import Accepted, Frame, Heartbeat, Overloaded
+from deployments.live_options import LiveOptions
+from deployments.worker_queue import QueueLimits, WorkerQueue
 from deployments.worker_streams import HEARTBEAT_CHECK_S, WorkerStreams
 from worker.types import EngineRequest, TokenEvent
 
@@ -33,11 +36,14 @@ class WorkerService:
     def __init__(
         self, worker: int, replica_id: str, step_timeout_s: float, end_process: Callable[[], object]
     ) -> None:
-        self._accepted = Accepted(worker, replica_id)
+        self._replica_id = replica_id
+        self.set_worker(worker)
         self._step_timeout_s = step_timeout_s
         self._end_process = end_process
         self._event_loop = asyncio.get_running_loop()
         self._streams = WorkerStreams()
+        #: without limits until `apply` sets some
+        self.queue = WorkerQueue(QueueLimits(0, 0))
         self._engine_loop: Loop
         self._heart: asyncio.Task[None]
         self._farewell: asyncio.Task[None]
@@ -49,17 +55,34 @@ class WorkerService:
         engine_loop.start()
         self._heart = asyncio.create_task(self._beat())
 
+    def set_worker(self, worker: int) -> None:
+        """The rank from now on: Serve may change it when other replicas go."""
+        self._accepted = Accepted(worker, self._replica_id)
+
+    def apply(self, options: LiveOptions) -> None:
+        """All of them or, with `LimitError`, none: the queue's at once, a step's from the next step on."""
+        self._engine_loop.set_limits(options.steps)
+        self.queue.limits = options.queue
+
     async def stop(self, timeout_s: float) -> None:
         """The engine's loop first: it would deliver to an event loop that is gone."""
         await asyncio.to_thread(self._engine_loop.stop, timeout_s)
         self._heart.cancel()
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[list[Frame]]:
-        """`Accepted` at once, then what there is as it comes, until the last sample has ended.
+        """`Accepted` at once, then what there is as it comes, until the last sample has ended; or `Overloaded` alone.
 
         A generator that is closed or cancelled before aborts the request in the engine.
         """
         self.check_health()
+        load = self._engine_loop.status().load
+        num_tokens = request.num_known_tokens
+        retry_after_s = self.queue.retry_after_s(num_tokens, load)
+        # An answer that was begun elsewhere was let in there: its client reads already.
+        if retry_after_s is not None and not any(request.output_token_ids):
+            yield [Overloaded(retry_after_s, load)]
+            return
+        self.queue.took(num_tokens)
         self._streams.open(request)
         try:
             self._engine_loop.submit(request)
@@ -121,4 +144,5 @@ class WorkerService:
         while True:
             await asyncio.sleep(HEARTBEAT_CHECK_S)
             status = self._engine_loop.status()
+            self.queue.observe(time.monotonic(), status.load)
             self._streams.beat(Heartbeat(status.step_id, status.step_age_s, status.load))

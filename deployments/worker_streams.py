@@ -19,9 +19,9 @@ class _Stream:
 
     __slots__ = ("frames", "is_quiet", "open_indices")
 
-    def __init__(self, num_samples: int) -> None:
+    def __init__(self, open_samples: list[int]) -> None:
         self.frames: asyncio.Queue[Frame] = asyncio.Queue()
-        self.open_indices = set(range(num_samples))
+        self.open_indices = set(open_samples)
         self.is_quiet = False
 
 
@@ -38,7 +38,7 @@ class WorkerStreams:
         """Raises ValueError where the id is already open."""
         if request.request_id in self._streams:
             raise ValueError(f"request {request.request_id} is already open on this worker")
-        self._streams[request.request_id] = _Stream(request.params.n)
+        self._streams[request.request_id] = _Stream(request.open_samples)
 
     def close(self, request_id: str) -> bool:
         """Whether the engine had not ended the request, so that it must be told."""
@@ -73,9 +73,9 @@ class WorkerStreams:
             stream.is_quiet = True
 
     def fail_all(self, error: str, load: EngineLoad) -> None:
-        """Ends every open sample with an error event."""
+        """Ends every open sample with an error event that lets another worker go on."""
         events = [
-            TokenEvent(request_id, index, [], finish_reason="error", error=error)
+            TokenEvent(request_id, index, [], finish_reason="error", error=error, is_worker_lost=True)
             for request_id, stream in self._streams.items()
             for index in sorted(stream.open_indices)
         ]

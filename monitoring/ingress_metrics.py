@@ -21,6 +21,14 @@ class IngressMetrics:
     def tokens_delivered(self, n: int) -> None:
         self._accumulator.inc("stallfree_generation_tokens_total", n)
 
+    def failover(self, reason: str) -> None:
+        """A worker was lost to a request that was to go on elsewhere: "died", "stalled" or "drained"."""
+        self._accumulator.inc("stallfree_failovers_total", 1, reason)
+
+    def routed(self, reason: str) -> None:
+        """A worker took a request; `reason` is why it was chosen: "prefix", "load" or "only"."""
+        self._accumulator.inc("stallfree_router_choices_total", 1, reason)
+
     def request_finished(self, finish_reason: str, prompt_tokens: int, e2e_s: float) -> None:
         """Once for each request, however it ended. Only whole answers enter the latency histogram: a client
         that left or a failure after a millisecond says nothing about how long an answer takes."""
@@ -28,6 +36,10 @@ class IngressMetrics:
         self._accumulator.inc("stallfree_prompt_tokens_total", prompt_tokens)
         if finish_reason in _ANSWERED:
             self._accumulator.observe("stallfree_e2e_request_latency_seconds", e2e_s)
+
+    def request_rejected(self, reason: str) -> None:
+        """Turned away before its first token."""
+        self._accumulator.inc("stallfree_rejections_total", 1, reason)
 
     def snapshot(self) -> Snapshot:
         return self._accumulator.snapshot()

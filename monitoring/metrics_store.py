@@ -12,7 +12,7 @@ from uuid import uuid4
 from monitoring.accumulator import Accumulator, Snapshot
 
 #: A process pushes about once a second; after this long without a push it is taken for dead.
-SILENT_AFTER_S = 10.0
+SILENT_AFTER_S = 5.0
 
 #: Dead processes kept apart under one label set; the longest silent beyond it are added into one report.
 MAX_DEAD_REPORTS = 8

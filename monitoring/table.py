@@ -17,6 +17,16 @@ class MetricKind(Enum):
 
 
 INGRESS = ("model",)
+#: options that may change while a worker runs
+LIVE_OPTIONS = (
+    *("max_num_batched_tokens", "max_num_seqs", "target_itl_ms"),
+    *("max_queued_tokens", "max_queued_requests"),
+)
+#: why a request was turned away
+REJECTION_REASONS = (
+    *("queue_full", "open_requests", "draining", "unavailable"),
+    *("deadline", "too_long", "refused"),
+)
 WORKER = ("model", "worker")
 
 _TOKEN_BUCKETS = (1.0, 4.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
@@ -66,7 +76,8 @@ def _histogram(name: str, help: str, identity: tuple[str, ...], buckets: tuple[f
 #: The one series that the store itself makes: it alone sees who has fallen silent.
 WORKER_UP = _gauge(
     "stallfree_worker_up",
-    "1 while the worker of this rank reports, 0 once it has been silent for 10 s without having said goodbye",
+    "1 while the worker of this rank reports, 0 once it has been silent for 5 s without having said goodbye; a worker "
+    "whose engine is stuck in a step reports nothing",
     WORKER,
 )
 
@@ -134,6 +145,27 @@ _WORKER_METRICS = (
         "Token budget of the newest step: less than the option where it is governed",
         WORKER,
     ),
+    _gauge(
+        "stallfree_live_option",
+        "The value that holds now of each option that user_config may change; 0 is off",
+        WORKER,
+        "option",
+        *LIVE_OPTIONS,
+    ),
+    _gauge(
+        "stallfree_user_config_refused",
+        "1 while the newest user_config is one that this worker refused; the values before it hold",
+        WORKER,
+    ),
+    _gauge(
+        "stallfree_scaling_demand",
+        "Share of what this worker sustains that is asked of it: prompt tokens that come and that wait, and sequence "
+        "slots that requests hold or want; the autoscaler compares the greater of the two sums with 0.5 and 0.8",
+        WORKER,
+        "resource",
+        "tokens",
+        "sequences",
+    ),
     _histogram("stallfree_prefill_chunk_tokens", "Tokens of each scheduled prefill chunk", WORKER, _TOKEN_BUCKETS),
     _histogram("stallfree_step_tokens", "Tokens batched in each step", WORKER, _TOKEN_BUCKETS),
     _histogram("stallfree_step_seconds", "Duration of each step", WORKER, _STEP_BUCKETS_S),
@@ -159,6 +191,33 @@ _INGRESS_METRICS = (
         "length",
         "abort",
         "error",
+    ),
+    _counter(
+        "stallfree_failovers_total",
+        "Workers lost to running requests, which then went on elsewhere where they could: its process or engine died, "
+        "it gave no sign of life, or it was told to stop and its time was over",
+        INGRESS,
+        "reason",
+        "died",
+        "stalled",
+        "drained",
+    ),
+    _counter(
+        "stallfree_router_choices_total",
+        "Requests by why the worker that took them was chosen: for cached blocks of their prompt, for its load, or "
+        "since there was no other",
+        INGRESS,
+        "reason",
+        "prefix",
+        "load",
+        "only",
+    ),
+    _counter(
+        "stallfree_rejections_total",
+        "Requests that were turned away before their first token, by why",
+        INGRESS,
+        "reason",
+        *REJECTION_REASONS,
     ),
     _histogram(
         "stallfree_time_to_first_token_seconds",

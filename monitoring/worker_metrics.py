@@ -3,6 +3,8 @@
 Knows nothing of requests' texts or latencies, and makes no step wait: whoever holds it folds between steps.
 """
 
+from collections.abc import Mapping
+
 from monitoring.accumulator import Accumulator, Snapshot
 from scheduler.records import StepRecord
 
@@ -10,9 +12,9 @@ from scheduler.records import StepRecord
 class WorkerMetrics:
     """Series of the worker with this rank. `last_step_id` is the newest step folded: read on from there."""
 
-    def __init__(self, model: str, worker: int) -> None:
+    def __init__(self, model: str, worker: int, last_step_id: int = -1) -> None:
         self._accumulator = Accumulator({"model": model, "worker": str(worker)})
-        self.last_step_id = -1
+        self.last_step_id = last_step_id
 
     def fold(self, records: list[StepRecord]) -> None:
         """Count each step of `records` (oldest first) once. Steps still running at the end of the list are
@@ -66,6 +68,17 @@ class WorkerMetrics:
         """Once, when the engine is there: all blocks of each pool, held or not."""
         self._accumulator.set("stallfree_kv_blocks", num_device_blocks, "device")
         self._accumulator.set("stallfree_kv_blocks", num_host_blocks, "host")
+
+    def set_options(self, values: Mapping[str, float], *, is_refused: bool) -> None:
+        """Live options as they hold; whether the newest `user_config` was refused."""
+        for option, value in values.items():
+            self._accumulator.set("stallfree_live_option", value, option)
+        self._accumulator.set("stallfree_user_config_refused", float(is_refused))
+
+    def set_demand(self, *, tokens: float, sequences: float) -> None:
+        """What is asked of this worker as shares of what it sustains."""
+        self._accumulator.set("stallfree_scaling_demand", tokens, "tokens")
+        self._accumulator.set("stallfree_scaling_demand", sequences, "sequences")
 
     def snapshot(self) -> Snapshot:
         return self._accumulator.snapshot()

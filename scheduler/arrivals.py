@@ -46,6 +46,11 @@ class Arrival:
     tenant: str = ""
     outputs: list[ResumedOutput] = field(default_factory=list)
     block_keys: list[list[BlockKey]] = field(default_factory=list)
+    ended_samples: tuple[int, ...] = ()
+
+    @property
+    def num_open_samples(self) -> int:
+        return self.num_samples - len(self.ended_samples)
 
     def to_request(self) -> Request:
         """With stand-ins for tokens, which agree among the samples exactly where the real ones did."""
@@ -64,6 +69,7 @@ class Arrival:
             self.tenant,
             outputs,
             [keys.copy() for keys in self.block_keys],
+            self.ended_samples,
         )
 
 
@@ -83,6 +89,7 @@ def arrival_of(request: Request) -> Arrival:
         request.tenant,
         [_resumed_output(request.output_token_ids, index) for index in range(len(request.output_token_ids))],
         request.block_keys,
+        request.ended_samples,
     )
 
 

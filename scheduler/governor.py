@@ -29,6 +29,11 @@ class BudgetGovernor:
         #: what a step may take, as a multiple of what is foreseen
         self.margin = FIRST_MARGIN
 
+    def set_target(self, target_s: float, alignment: int) -> None:
+        """What was learnt of steps' times stays."""
+        self._target_s = target_s
+        self._alignment = alignment
+
     def budget(self, running: Iterable[SequenceGroup], max_num_batched_tokens: int) -> int:
         """The token budget of the next step: its decodes and the prompt tokens that the target allows beside them."""
         load = _next_load(running)

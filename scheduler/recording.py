@@ -15,6 +15,7 @@ from kv_cache import BlockKey, BlockManager
 from scheduler.arrivals import arrival_of
 from scheduler.config import SchedulerConfig
 from scheduler.decisions import DecisionDigest
+from scheduler.limits import StepLimits
 from scheduler.outputs import SchedulerOutputs, SequenceEnd
 from scheduler.records import StepRecord
 from scheduler.requests import Request
@@ -97,6 +98,7 @@ class Recorder:
             "tenant": self._tenant(arrival.tenant) if arrival.tenant else "",
             "outputs": [[output.num_tokens, output.like, output.num_common] for output in arrival.outputs],
             "block_keys": [[_short(key) for key in keys] for keys in arrival.block_keys],
+            "ended_samples": list(arrival.ended_samples),
         }
         self._write(line | {name: value for name, value in optional.items() if value})
 
@@ -108,6 +110,9 @@ class Recorder:
 
     def set_rates(self, prefill_tokens_per_s: float, swap_blocks_per_s: float) -> None:
         self._write({"rates": [prefill_tokens_per_s, swap_blocks_per_s]})
+
+    def set_limits(self, limits: StepLimits) -> None:
+        self._write({"limits": [limits.max_num_batched_tokens, limits.max_num_seqs, limits.target_itl_ms]})
 
     def update(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 from kv_cache import BlockKey, BlockManager
 from scheduler.arrivals import Arrival, ResumedOutput
 from scheduler.config import PreemptionMode, QueuePolicy, SchedulerConfig, SchedulerPolicy
+from scheduler.limits import StepLimits
 from scheduler.recording import FORMAT, FORMAT_VERSION
 from scheduler.sequence import SequenceStatus
 
@@ -56,7 +57,7 @@ class Settled:
     beams: dict[str, list[int]] = field(default_factory=dict)
 
 
-Event = Arrival | Ended | Finished | Rates | Planned | Settled
+Event = Arrival | Ended | Finished | Rates | StepLimits | Planned | Settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,8 @@ def _event(line: dict[str, Any]) -> Event:
         return Ended(line["end"], line["time"], SequenceStatus(line["status"]))
     if "finish" in line:
         return Finished(line["finish"], line["time"], line["index"])
+    if "limits" in line:
+        return StepLimits(*line["limits"])
     return Rates(*line["rates"])
 
 
@@ -163,6 +166,7 @@ def _arrival(line: dict[str, Any]) -> Arrival:
         line.get("tenant", ""),
         [ResumedOutput(*output) for output in line.get("outputs", ())],
         [_keys(keys) for keys in line.get("block_keys", ())],
+        tuple(line.get("ended_samples", ())),
     )
 
 

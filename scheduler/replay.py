@@ -10,6 +10,7 @@ from scheduler.arrivals import STOP_TOKEN as STOP
 from scheduler.arrivals import Arrival, Work, own_token
 from scheduler.config import SchedulerConfig
 from scheduler.decisions import DecisionDigest, describe_step
+from scheduler.limits import StepLimits
 from scheduler.listening import RunListener, sampling_sequences
 from scheduler.outputs import SchedulerOutputs, SequenceEnd
 from scheduler.recording_reader import Ended, Finished, Planned, Pools, Rates, Recording, RecordingError, Settled
@@ -44,7 +45,7 @@ class Replayed:
 
 
 class Replayer:
-    """Runs a recording once, under its own options or under others."""
+    """Runs a recording once, under its own options (and those that took their place meanwhile) or under others."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Replayer:
         pools: Pools | None = None,
     ) -> None:
         self._recording = recording
+        self._has_own_options = config is not None
         self.listeners = listeners
         self.blocks = (pools or recording.pools).make()
         self.scheduler = Scheduler(config or recording.config, self.blocks)
@@ -75,7 +77,7 @@ class Replayer:
             self._remember(request_id, group, is_cut=True)
         return self._result
 
-    def _apply(self, event: Arrival | Ended | Finished | Rates | Planned | Settled) -> None:
+    def _apply(self, event: Arrival | Ended | Finished | Rates | StepLimits | Planned | Settled) -> None:
         if isinstance(event, Planned):
             self._plan(event)
         elif isinstance(event, Settled):
@@ -85,6 +87,9 @@ class Replayer:
         elif isinstance(event, Rates):
             self._result.rates = (event.prefill_tokens_per_s, event.swap_blocks_per_s)
             self.scheduler.set_rates(event.prefill_tokens_per_s, event.swap_blocks_per_s)
+        elif isinstance(event, StepLimits):
+            if not self._has_own_options:
+                self.scheduler.set_limits(event)
         elif isinstance(event, Ended):
             if event.status is SequenceStatus.FINISHED_ABORTED and event.request_id in self._works:
                 self._works[event.request_id].cancel_s = event.time_s

@@ -55,7 +55,7 @@ class RunReport(RunListener):
             self._began_s = arrival.arrival_s
         self._counts["requests"] += 1
         self._counts["prompt_tokens"] += arrival.num_prompt_tokens
-        self._open[arrival.request_id] = _Open(arrival, arrival.num_samples)
+        self._open[arrival.request_id] = _Open(arrival, arrival.num_open_samples)
 
     def refused(self, arrival: Arrival) -> None:
         self._counts["requests"] += 1

@@ -5,6 +5,7 @@ Reads no clock and draws no random number: time comes in as an argument, so a re
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kv_cache import BlockKey, BlockManager
 from scheduler.admission import Admission
@@ -15,6 +16,7 @@ from scheduler.costs import PreemptionCosts
 from scheduler.default import DefaultPolicy
 from scheduler.fairness import FairShare
 from scheduler.governor import BudgetGovernor
+from scheduler.limits import Allowance, StepLimits, check_limits, limits_of
 from scheduler.outputs import SchedulerOutputs, SequenceEnd
 from scheduler.preemption import Preemptor
 from scheduler.queues import FairWaitingQueue, OrderedWaitingQueue, Queues
@@ -54,6 +56,8 @@ class Scheduler:
             )
         is_fair = config.queue_policy is QueuePolicy.FAIR
         self.config = config
+        self._start_config = config
+        self._allowance = Allowance()
         self.records = StepRecordRing(config.step_record_capacity)
         self.costs = PreemptionCosts()
         self.share = FairShare(config.tenant_weights) if is_fair else None
@@ -71,10 +75,7 @@ class Scheduler:
         if config.queue_policy is QueuePolicy.PRIORITY:
             self._urgency = Urgency(self.queues, blocks, preemptor, config.max_num_seqs)
         self.governor: BudgetGovernor | None = None
-        if config.target_itl_ms:
-            self.governor = BudgetGovernor(
-                config.target_itl_ms / 1000, config.chunk_alignment, config.min_prefill_tokens
-            )
+        self._govern()
         self._groups: dict[str, SequenceGroup] = {}
         self._in_flight: deque[Step] = deque()
         self._next_seq_id = 0
@@ -129,6 +130,46 @@ class Scheduler:
         self.costs.prefill_tokens_per_s = prefill_tokens_per_s
         self.costs.swap_blocks_per_s = swap_blocks_per_s
 
+    def check_limits(self, limits: StepLimits) -> None:
+        """Raises `LimitError` for what cannot hold here. Any thread may ask."""
+        check_limits(limits, self._start_config)
+
+    def set_limits(self, limits: StepLimits) -> None:
+        """Other limits from the next step on. Raises `LimitError` and changes nothing for what cannot hold here.
+
+        Nobody loses a place: more running sequences than the new limit go on until enough of them have ended.
+        """
+        self.check_limits(limits)
+        if self._recorder is not None:
+            self._recorder.set_limits(limits)
+        self.config = replace(
+            self.config,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            target_itl_ms=limits.target_itl_ms,
+        )
+        self._allowance.lower(limits, self._groups.values())
+        if self._urgency is not None:
+            self._urgency.max_num_seqs = limits.max_num_seqs
+        self._govern()
+
+    def _govern(self) -> None:
+        """Whether there is a governor, and by what target, as the present limits say; what it learnt stays."""
+        config = self.config
+        if not config.target_itl_ms:
+            self.governor = None
+            return
+        # An alignment over the budget would leave prompts one token a step.
+        alignment = min(config.chunk_alignment, config.max_num_batched_tokens)
+        if self.governor is None:
+            self.governor = BudgetGovernor(config.target_itl_ms / 1000, alignment, config.min_prefill_tokens)
+        else:
+            self.governor.set_target(config.target_itl_ms / 1000, alignment)
+
+    @property
+    def limits(self) -> StepLimits:
+        return limits_of(self.config)
+
     def has_unfinished(self) -> bool:
         return not self.queues.is_empty or bool(self._in_flight)
 
@@ -141,10 +182,10 @@ class Scheduler:
 
     def schedule(self, now: float) -> SchedulerOutputs:
         """Plan the next step at time `now` (seconds). An empty plan is not to be settled."""
-        num_tokens = self.config.max_num_batched_tokens
+        num_tokens, num_seqs = self._allowance.of_step(self.config, self.queues.running)
         if self.governor is not None:
             num_tokens = self.governor.budget(self.queues.running, num_tokens)
-        budget = SchedulingBudget(num_tokens, self.config.max_num_seqs)
+        budget = SchedulingBudget(num_tokens, num_seqs)
         step = Step(self._next_step_id, now, budget)
         self._next_step_id += 1
         if self._urgency is not None:
@@ -239,3 +280,4 @@ class Scheduler:
 
     def _forget(self, group: SequenceGroup) -> None:
         del self._groups[group.request_id]
+        self._allowance.forget(group.request_id)

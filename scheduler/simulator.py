@@ -13,7 +13,7 @@ from scheduler.outputs import SchedulerOutputs, SequenceEnd
 from scheduler.requests import RequestTooLargeError
 from scheduler.scheduler import BeamChoices, Scheduler
 from scheduler.sequence import SequenceGroup, SequenceStatus
-from scheduler.step_model import StepModel, step_work
+from scheduler.step_model import StepTimer, step_work
 
 
 class Simulator:
@@ -23,7 +23,7 @@ class Simulator:
         self,
         scheduler: Scheduler,
         block_size: int,
-        model: StepModel,
+        model: StepTimer,
         listeners: list[RunListener],
         *,
         concurrency: int | None = None,

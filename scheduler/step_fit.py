@@ -45,7 +45,7 @@ class StepTimes(RunListener):
     def arrived(self, arrival: Arrival) -> None:
         if self._num_open == 0:
             self._last_end_s = None  # the pause before it was idle
-        self._num_open += arrival.num_samples
+        self._num_open += arrival.num_open_samples
 
     def planned(self, outputs: SchedulerOutputs, record: StepRecord) -> None:
         if self._last_end_s is not None:

@@ -4,6 +4,7 @@ t = a + b·prefill tokens + c·decode rows + d·context read + e·Σ(chunk × co
 """
 
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 from scheduler.outputs import SchedulerOutputs
 
@@ -28,6 +29,15 @@ def step_work(outputs: SchedulerOutputs, block_size: int) -> StepWork:
             num_decodes += 1
     num_blocks = len(outputs.blocks_to_swap_out) + len(outputs.blocks_to_swap_in) + len(outputs.blocks_to_copy)
     return (1.0, outputs.num_prefill_tokens, num_decodes, context, product, num_blocks * block_size)
+
+
+class StepTimer(Protocol):
+    """What moves the simulator's clock: a model, or one with noise on it. Seconds."""
+
+    @property
+    def between_steps_s(self) -> float: ...
+
+    def step_s(self, work: StepWork) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class Timeline(RunListener):
         self._num_open = 0
 
     def arrived(self, arrival: Arrival) -> None:
-        self._num_open += arrival.num_samples
+        self._num_open += arrival.num_open_samples
 
     def planned(self, outputs: SchedulerOutputs, record: StepRecord) -> None:
         if self._num_steps % self._stride == 0:

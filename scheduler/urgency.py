@@ -18,7 +18,7 @@ class Urgency:
         self._queues = queues
         self._blocks = blocks
         self._preemptor = preemptor
-        self._max_num_seqs = max_num_seqs
+        self.max_num_seqs = max_num_seqs
 
     def make_room(self, step: Step) -> None:
         """Preempt as many victims as the urgent group needs slots and blocks, or none if they would not do.
@@ -35,7 +35,7 @@ class Urgency:
         ]
         if not candidates:
             return
-        num_slots = self._max_num_seqs - sum(group.num_seqs for group in self._queues.running) - urgent.num_seqs
+        num_slots = self.max_num_seqs - sum(group.num_seqs for group in self._queues.running) - urgent.num_seqs
         num_blocks = self._blocks.num_admissible_device_blocks - self._num_wanted(urgent)
         num_blocks -= headroom(urgent, self._queues)
         if num_slots >= 0 and num_blocks >= self._growth(num_steps=1):

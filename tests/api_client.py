@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
 
 from deployments.api import ApiService, ApiSettings, create_api
 from tests.fake_worker import CountedMetrics, FakeWorker
@@ -24,18 +26,21 @@ class Api:
     metrics: CountedMetrics = field(default_factory=CountedMetrics)
     settings: dict[str, Any] = field(default_factory=dict)
     is_ready: bool = True
+    cors_origins: tuple[str, ...] = ()
+    are_workers_running: bool = True
 
     def __post_init__(self) -> None:
         self.tokenizer = tokenizer_of(self.kind)
         settings = {"max_model_len": MAX_MODEL_LEN, "vocab_size": self.tokenizer.vocab_size} | self.settings
-        self.app = create_api()
-        self.app.state.service = ApiService(
+        self.app = create_api(self.cors_origins)
+        self.service = self.app.state.service = ApiService(
             self.worker,
             self.tokenizer,
             ApiSettings(served_model_name=MODEL, **settings),
             self.metrics,
             is_ready=self._is_ready,
             metrics_text=self._metrics_text,
+            is_any_worker=lambda: self.are_workers_running,
         )
 
     async def _is_ready(self) -> bool:
@@ -60,8 +65,14 @@ class Api:
     def post(self, path: str, **kwargs: Any) -> httpx.Response:
         return self.run(lambda client: client.post(path, **kwargs))
 
+    def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        return self.run(lambda client: client.request(method, path, **kwargs))
+
     def complete(self, **fields: Any) -> httpx.Response:
         return self.post("/v1/completions", json={"model": MODEL, "prompt": "the cat", **fields})
+
+    def complete_with(self, headers: dict[str, str], **fields: Any) -> httpx.Response:
+        return self.post("/v1/completions", json={"model": MODEL, "prompt": "the cat", **fields}, headers=headers)
 
     def chat(self, **fields: Any) -> httpx.Response:
         messages = [{"role": "user", "content": "the cat"}]
@@ -74,6 +85,16 @@ def answering(text: str, kind: str = "byte_level", settings: dict[str, Any] | No
     ids = [token_id for token_id in tokenizer.encode(text) if token_id not in tokenizer.special_ids]
     fake = FakeWorker(answer_ids=ids, stop_token_id=tokenizer.eos_token_id, **worker)
     return Api(fake, kind, settings=settings or {})
+
+
+def routes_of(app: FastAPI) -> list[tuple[str, str]]:
+    """(method, path) of every route, whether it is documented or not."""
+    return [
+        (method, route.path_format)
+        for route in iter_route_contexts(app.routes)
+        for method in sorted(route.methods or ())
+        if method != "HEAD"
+    ]
 
 
 def stream_events(response: httpx.Response) -> list[Any]:

@@ -1,7 +1,7 @@
 """A small engine at the seam of `deployments.engine_seam`: no model, deterministic tokens, adjustable steps.
 
 The first prompt token may ask for a special behaviour (`DIE`, `HANG`, `PID`); any other prompt is answered with
-tokens that depend on the prompt and the position alone.
+tokens that depend on the prompt, the sample and the position alone.
 """
 
 import os
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from deployments.model_facts import ModelFacts
+from scheduler.config import SchedulerConfig
+from scheduler.limits import StepLimits, check_limits, limits_of
 from scheduler.records import StepRecord
 from worker.config import EngineConfig
 from worker.types import EngineLoad, EngineRequest, TokenEvent
@@ -18,6 +20,8 @@ from worker.types import EngineLoad, EngineRequest, TokenEvent
 VOCAB_SIZE = 512
 BLOCK_SIZE = 16
 NUM_BLOCKS = 4096
+MAX_MODEL_LEN = 4096
+START_CONFIG = SchedulerConfig(max_num_batched_tokens=256, max_num_seqs=64, max_model_len=MAX_MODEL_LEN)
 
 #: the loop raises in the step after this request arrives
 DIE = 501
@@ -30,9 +34,9 @@ PID = 503
 NEVER_FITS = 504
 
 
-def expected_tokens(prompt_token_ids: list[int], num_tokens: int) -> list[int]:
+def expected_tokens(prompt_token_ids: list[int], num_tokens: int, index: int = 0) -> list[int]:
     base = sum(prompt_token_ids)
-    return [(base * 31 + position * 7) % VOCAB_SIZE for position in range(num_tokens)]
+    return [(base * 31 + position * 7 + index * 13) % VOCAB_SIZE for position in range(num_tokens)]
 
 
 @dataclass(slots=True)
@@ -46,8 +50,11 @@ class Status:
 
 @dataclass(slots=True)
 class _Running:
+    """`outputs` holds the samples that have not ended. `is_computed`: its prompt had its step."""
+
     request: EngineRequest
-    output: list[int] = field(default_factory=list)
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    is_computed: bool = False
 
 
 class FakeLoop:
@@ -62,6 +69,8 @@ class FakeLoop:
         self._deliver = deliver
         self._on_death = on_death
         self.step_s = step_s
+        self._start_config = START_CONFIG
+        self.limits = limits_of(START_CONFIG)
         self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
         self._refused: list[TokenEvent] = []
@@ -88,7 +97,9 @@ class FakeLoop:
                     TokenEvent(request.request_id, 0, [], finish_reason="error", error=error, is_refusal=True)
                 )
             else:
-                self._running[request.request_id] = _Running(request)
+                known = request.output_token_ids or [[]] * request.params.n
+                outputs = {index: list(known[index]) for index in request.open_samples}
+                self._running[request.request_id] = _Running(request, outputs)
 
     def abort(self, request_id: str) -> None:
         with self._lock:
@@ -97,9 +108,15 @@ class FakeLoop:
 
     def finish(self, request_id: str, index: int, num_tokens: int) -> None:
         with self._lock:
-            running = self._running.pop(request_id, None)
-            if running is not None:
+            held = self._running.get(request_id)
+            if held is not None and held.outputs.pop(index, None) is not None:
                 self._refused.append(TokenEvent(request_id, index, [], finish_reason="stop"))
+                if not held.outputs:
+                    del self._running[request_id]
+
+    def set_limits(self, limits: StepLimits) -> None:
+        check_limits(limits, self._start_config)
+        self.limits = limits
 
     def status(self) -> Status:
         with self._lock:
@@ -113,7 +130,8 @@ class FakeLoop:
 
     def _load(self) -> EngineLoad:
         used = sum(1 + len(held.request.prompt_token_ids) // BLOCK_SIZE for held in self._running.values())
-        return EngineLoad(0, len(self._running), 0, 0, NUM_BLOCKS - used, used)
+        num_queued = sum(held.request.num_known_tokens for held in self._running.values() if not held.is_computed)
+        return EngineLoad(0, len(self._running), 0, num_queued, NUM_BLOCKS - used, used)
 
     def _run(self) -> None:
         try:
@@ -137,7 +155,9 @@ class FakeLoop:
             for request_id in scheduled:
                 held = self._running.get(request_id)
                 if held is not None:
-                    events.append(self._advance(request_id, held))
+                    events += [self._advance(held, index) for index in list(held.outputs)]
+                    if not held.outputs:
+                        del self._running[request_id]
             if self._step_began_s is not None:
                 duration_s = time.monotonic() - self._step_began_s
                 record = StepRecord(self._step_id, self._step_began_s, 256, num_batched_tokens=len(events))
@@ -147,22 +167,24 @@ class FakeLoop:
         if events:
             self._deliver(events)
 
-    def _advance(self, request_id: str, held: _Running) -> TokenEvent:
-        position = len(held.output)
+    def _advance(self, held: _Running, index: int) -> TokenEvent:
+        output = held.outputs[index]
+        held.is_computed = True
+        position = len(output)
         prompt = held.request.prompt_token_ids
-        token_id = expected_tokens(prompt, position + 1)[position]
+        token_id = expected_tokens(prompt, position + 1, index)[position]
         if position == 0 and prompt[0] == PID:
             token_id = os.getpid()
-        held.output.append(token_id)
-        event = TokenEvent(request_id, 0, [token_id])
-        if len(held.output) >= held.request.params.max_tokens:
+        output.append(token_id)
+        event = TokenEvent(held.request.request_id, index, [token_id])
+        if len(output) >= held.request.params.max_tokens:
             event.finish_reason = "length"
-            del self._running[request_id]
+            del held.outputs[index]
         return event
 
 
 FACTS = ModelFacts(
-    max_model_len=4096,
+    max_model_len=MAX_MODEL_LEN,
     vocab_size=VOCAB_SIZE,
     eos_token_ids=(0,),
     block_size=BLOCK_SIZE,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 from deployments.frames import Accepted, Frame, Heartbeat, Tokens
-from worker.types import EngineLoad, EngineRequest, TokenEvent, TokenLogprobs
+from worker.types import EngineLoad, EngineRequest, PromptTokenLogprobs, TokenEvent, TokenLogprobs
 
 LOAD = EngineLoad(
     num_waiting=0, num_running=1, num_swapped=0, num_queued_tokens=0, num_free_blocks=9, num_used_blocks=1
@@ -74,6 +74,7 @@ class FakeWorker:
                     continue
                 if is_first:
                     event.num_cached_tokens, is_first = self.num_cached_tokens, False
+                    event.prompt_logprobs = _prompt_logprobs(request, self.logprob)
                 yield event
 
     def _sample_events(self, request: EngineRequest, index: int) -> Iterator[TokenEvent]:
@@ -85,6 +86,8 @@ class FakeWorker:
         is_failing = self.error is not None or self.engine_error is not None
         if is_failing:
             num_tokens = min(num_tokens, self.fail_after)
+        if num_tokens == 0 and not is_failing:
+            yield TokenEvent(request.request_id, index, [], None, "length")
         for start in range(0, num_tokens, self.tokens_per_frame):
             end = min(start + self.tokens_per_frame, num_tokens)
             piece = [token_ids[position % len(token_ids)] for position in range(start, end)]
@@ -97,6 +100,14 @@ class FakeWorker:
             yield event
         if self.engine_error is not None:
             yield TokenEvent(request.request_id, index, [], None, "error", self.engine_error)
+
+
+def _prompt_logprobs(request: EngineRequest, logprob: float) -> list[PromptTokenLogprobs] | None:
+    """The token at place i has i times the log-probability, and the rank i."""
+    if request.params.prompt_logprobs is None:
+        return None
+    alternatives = [(5, -0.125), (6, float("-inf")), (7, -9.0)][: request.params.prompt_logprobs]
+    return [(place * logprob, place, alternatives) for place in range(1, len(request.prompt_token_ids))]
 
 
 def _alternatives(
@@ -119,6 +130,10 @@ class CountedMetrics:
     ttfts_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
     num_tokens: int = 0
+    rejections: list[str] = field(default_factory=list)
+
+    def request_rejected(self, reason: str) -> None:
+        self.rejections.append(reason)
 
     def request_finished(self, finish_reason: str, prompt_tokens: int, e2e_s: float) -> None:
         assert e2e_s >= 0

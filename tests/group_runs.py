@@ -19,7 +19,7 @@ class Run:
     ) -> None:
         self.engine = engine
         self.answers: dict[tuple[str, int], list[int]] = {
-            (request.request_id, index): [] for request in requests for index in range(request.params.n)
+            (request.request_id, index): [] for request in requests for index in request.open_samples
         }
         self.reasons: dict[tuple[str, int], str] = {}
         self.cached: dict[str, int] = {}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from scheduler import RequestTooLargeError, SequenceEnd
+from scheduler import RequestTooLargeError, Scheduler, SequenceEnd
 from scheduler.records import StepRecord
 from tests.scheduling import Stepper
 from worker.engine import RequestError
@@ -64,6 +64,10 @@ class SteppableEngine:
                 newest[end.request_id].finish_reason = end.finish_reason
         events, self._events = self._events + list(newest.values()), []
         return events
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.stepper.scheduler
 
     def load(self) -> EngineLoad:
         queues, blocks = self.stepper.scheduler.queues, self.stepper.blocks

@@ -241,6 +241,13 @@ def test_sampling_options_reach_the_engine() -> None:
     assert params.logit_bias == ((5, -100.0),)
 
 
+def test_options_of_the_chat_template_reach_it() -> None:
+    api = answering("the")
+    assert api.chat(chat_template_kwargs={"think": True}).status_code == 200
+    assert api.tokenizer.decode(api.worker.requests[0].prompt_token_ids).endswith("<think>")
+    assert api.chat(chat_template_kwargs={"bos_token": 5, "unused": {"a": [None]}}).status_code == 200
+
+
 def test_tokens_and_times_are_counted_once() -> None:
     for stream in (False, True):
         api = answering("the cat sat on the mat", delay_s=0.01)

@@ -1,5 +1,6 @@
 """Options of the application and of `stallfree serve`: names, defaults, refusals, files."""
 
+import argparse
 import dataclasses
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments import app as app_module
 from deployments.app import build
+from deployments.cli import serve as serve_command
 from deployments.cli.main import main
 from deployments.cli.options import UsageError
 from deployments.cli.ports import can_listen, claim
@@ -63,6 +65,16 @@ def test_text_values_of_serve_run_are_taken_as_numbers():
         ({"tenant_weights": {"a": float("nan")}}, "tenant_weights", "above 0"),
         ({"tenant_header": "X Team"}, "tenant_header", "pattern"),
         ({"max_n": 0}, "max_n", "greater than"),
+        ({"max_queued_tokens": -1}, "max_queued_tokens", "greater than or equal to 0"),
+        ({"max_queued_requests": "all"}, "max_queued_requests", "integer"),
+        ({"max_open_requests": -1}, "max_open_requests", "greater than or equal to 0"),
+        ({"request_timeout_s": float("inf")}, "request_timeout_s", "finite"),
+        ({"keep_alive_s": -1}, "keep_alive_s", "greater than or equal to 0"),
+        ({"num_ingress": 0}, "num_ingress", "greater than or equal to 1"),
+        ({"min_workers": 3, "max_workers": 2}, "max_workers", "between 3 and 2"),
+        ({"num_workers": 3, "max_workers": 2}, "max_workers", "between 3 and 2"),
+        ({"min_workers": 2}, "min_workers", "between 2 and 1"),
+        ({"target_queue_s": 0}, "target_queue_s", "greater than"),
         ({"kv_cache_memory": "lots"}, "kv_cache_memory", "lots"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size", "not available"),
         ({"enable_lora": True}, "enable_lora", "not available"),
@@ -141,6 +153,53 @@ def test_a_worker_on_cuda_takes_a_gpu_and_the_ingress_none():
     assert "num_gpus" not in ingress.ray_actor_options
 
 
+def test_equal_bounds_are_a_number_of_workers_and_no_autoscaler():
+    for args in (AppArgs(num_workers=3), AppArgs(min_workers=3, max_workers=3)):
+        _, workers = _deployments(build(args))
+        assert workers.num_replicas == 3
+        assert workers._deployment_config.autoscaling_config is None
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds"),
+    [
+        ({"max_workers": 4}, (1, 1, 4)),
+        ({"num_workers": 2, "min_workers": 1, "max_workers": 4}, (1, 2, 4)),
+        ({"min_workers": 2, "max_workers": 4}, (2, 2, 4)),
+        ({"num_workers": 9, "min_workers": 2, "max_workers": 4}, (2, 4, 4)),
+    ],
+)
+def test_different_bounds_are_an_autoscaler_with_our_policy(values: dict[str, int], bounds: tuple[int, int, int]):
+    _, workers = _deployments(build(AppArgs(**values, scale_up_delay_s=1, scale_down_delay_s=2, target_queue_s=3)))
+    config = workers._deployment_config.autoscaling_config
+    assert (config.min_replicas, config.initial_replicas, config.max_replicas) == bounds
+    assert (config.upscale_delay_s, config.downscale_delay_s) == (1, 2)
+    assert config.policy.policy_function == "deployments.scaling:TokenWorkPolicy"
+    assert config.policy.policy_kwargs == {"target_queue_s": 3}
+
+
+def test_a_new_ingress_is_up_before_an_old_one_stops():
+    ingress, workers = _deployments(build(AppArgs(num_ingress=2)))
+    assert ingress.num_replicas == 2
+    assert ingress._deployment_config.max_surge_percent == 100
+    # There may be no GPU for one worker more.
+    assert workers._deployment_config.max_surge_percent == 0
+
+
+def test_user_config_is_the_operators_alone():
+    ingress, workers = _deployments(build(AppArgs(max_num_seqs=8)))
+    assert ingress.user_config is None
+    assert workers.user_config is None
+
+
+def test_every_option_of_the_application_is_on_the_command_line_but_those_that_nobody_can_use_yet():
+    parser = argparse.ArgumentParser()
+    serve_command.add_parser(parser.add_subparsers())
+    actions = parser._subparsers._group_actions[0].choices["serve"]._option_string_actions
+    missing = {name for name in AppArgs.model_fields if "--" + name.replace("_", "-") not in actions}
+    assert missing == {"tensor_parallel_size", "quantization", "enable_lora"}
+
+
 def _deployments(application: Application) -> list:
     ingress = application._bound_deployment
     return [ingress, ingress.init_args[0]._bound_deployment]
@@ -154,6 +213,7 @@ def test_the_module_offers_an_application_with_all_defaults():
 
 def test_what_parses_options_and_what_serve_imports_load_no_torch():
     modules = "deployments.config, deployments.cli.serve, deployments.router, deployments.worker_replica"
+    modules += ", deployments.scaling"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert loaded.stdout.strip() == "False", loaded.stderr
@@ -222,6 +282,9 @@ def test_an_empty_file_changes_nothing(tmp_path: Path):
         (["--tenant-weights", "a"], "--tenant-weights: must be TENANT=WEIGHT"),
         (["--tenant-header", "X Team"], "--tenant-header"),
         (["--max-n", "0"], "--max-n"),
+        (["--keep-alive-s", "-1"], "--keep-alive-s"),
+        (["--max-queued-tokens", "some"], "--max-queued-tokens: must be a whole number"),
+        (["--max-workers", "2", "--min-workers", "3"], "--max-workers"),
     ],
 )
 def test_serve_refuses_by_the_options_name_before_ray_starts(

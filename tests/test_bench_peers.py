@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers.__main__ import run, table
-from benchmarks.peers.drivers import FOLDER, PeerError, Setting
+from benchmarks.peers.drivers import FOLDER, PeerError, Setting, peers_at_hand
 from benchmarks.peers.rows import ROWS, measure, prompts_of
 
 STAND_IN = """
@@ -96,3 +96,13 @@ def test_a_peer_that_is_missing_or_dies_is_reported_and_left_out(
 def test_an_environment_that_is_missing_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match=r"setup\.sh .* vllm"):
         setting(tmp_path).command("vllm")
+
+
+def test_the_peers_that_are_set_up_are_found_and_the_others_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(PeerError, match=r"vllm is not set up.*llama is not set up.*transformers is not set up"):
+        peers_at_hand(setting(tmp_path))
+    set_up(tmp_path, "llama")
+    assert peers_at_hand(setting(tmp_path)) == ["llama"]
+    assert "vllm is not set up" in capsys.readouterr().err

@@ -17,7 +17,7 @@ ALLOWED = {
     "scheduler": {"kv_cache"},
     "worker": {
         *("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "accelerate", "gguf"),
-        *("jinja2", "numpy", "tqdm", "psutil", "scheduler", "kv_cache"),
+        *("jinja2", "llguidance", "numpy", "tqdm", "psutil", "scheduler", "kv_cache"),
     },
     "monitoring": {"prometheus_client", "scheduler.records"},
 }

@@ -117,6 +117,24 @@ def test_logprobs_come_with_every_token(llm: LLM) -> None:
         assert alternatives[0] == (token_id, own)
 
 
+def test_prompts_are_scored_with_and_without_answers(llm: LLM, model_folder: Path) -> None:
+    reference, tokenizer = load_reference(model_folder), Tokenizer(model_folder)
+    token_ids = tokenizer.encode("The cat sat.")
+    with torch.no_grad():
+        expected = reference(torch.tensor([token_ids])).logits[0].log_softmax(dim=-1)
+    wanted = [expected[place, token_id].item() for place, token_id in enumerate(token_ids[1:])]
+    for choices in (
+        replace(GREEDY, prompt_logprobs=2, n=2, temperature=1.0),
+        SamplingChoices(max_tokens=0, prompt_logprobs=0),
+    ):
+        for completion in llm.generate(["The cat sat."], choices):
+            assert completion.prompt_logprobs is not None
+            assert [own for own, _, _ in completion.prompt_logprobs] == pytest.approx(wanted, abs=1e-3)
+            assert len(completion.token_ids) == choices.max_tokens
+            assert completion.finish_reason == "length"
+    assert llm.generate(["a"], GREEDY)[0].prompt_logprobs is None
+
+
 def test_a_stop_token_is_in_the_ids_and_not_in_the_text(llm: LLM, model_folder: Path) -> None:
     free = llm.generate(["abc"], GREEDY)[0]
     stop_token_id = free.token_ids[5]

@@ -1,14 +1,20 @@
 """Requests: what is refused, by which field's name, and what counts as not set."""
 
+import copy
+import inspect
 import json
 import logging
+import pickle
+from functools import partial
 from typing import Any
 
 import pytest
+from ray.serve._private.constants import RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH
+from transformers import PreTrainedTokenizerBase
 
 from deployments.protocol.errors import ApiError
-from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
-from deployments.protocol.sampling import sampling_params
+from deployments.protocol.requests import RENDERING_ARGUMENTS, ChatRequest, CompletionRequest, GenerationRequest
+from deployments.protocol.sampling import MAX_PROMPT_LOGPROB_ENTRIES, sampling_params
 from worker.types import SamplingParams
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -36,7 +42,7 @@ def params(request: GenerationRequest, num_prompt_tokens: int = 10, **defaults: 
 WRONG_FOR_BOTH: list[tuple[str, Any]] = [
     ("model", 5),
     ("model", None),
-    *(("max_tokens", value) for value in (0, -5, 1.5, "5", True, [], {})),
+    *(("max_tokens", value) for value in (-5, 1.5, "5", True, [], {})),
     *(("temperature", value) for value in (-0.1, 999999, "1", True, float("nan"), float("inf"), [1])),
     *(("top_p", value) for value in (-1, 1.1, "1", float("nan"))),
     *(("top_k", value) for value in (-2, 1.5, "1", 2**40)),
@@ -61,11 +67,13 @@ WRONG_FOR_BOTH: list[tuple[str, Any]] = [
     ("ignore_eos", "yes"),
     ("user", 5),
     ("use_beam_search", "yes"),
-    *(("response_format", value) for value in ({"type": "json_object"}, {"type": "json_schema"}, 5, [])),
+    *(("response_format", value) for value in ({"type": "xml"}, {"type": "json_schema"}, 5, [])),
     *(("tools", value) for value in (5, "x", [{"type": "function"}])),
     ("tool_choice", "required"),
     ("functions", [{}]),
     ("suffix", "x"),
+    ("chat_template", "{{ messages }}"),
+    *(("prompt_logprobs", value) for value in (-1, 21, "1", True)),
 ]
 WRONG_FOR_COMPLETION: list[tuple[str, Any]] = [
     *(("prompt", value) for value in (None, 5, {}, [1.5], [True], [1, "a"], [None], [["a"]], [[1, True]])),
@@ -77,6 +85,8 @@ WRONG_FOR_CHAT: list[tuple[str, Any]] = [
     *(("logprobs", value) for value in (1, "true")),
     *(("top_logprobs", value) for value in (-1, 21, "1")),
     *(("max_completion_tokens", value) for value in (0, -1, "5")),
+    ("max_tokens", 0),
+    *(("chat_template_kwargs", value) for value in (5, "x", [], {"messages": []}, {"chat_template": "x"})),
 ]
 
 
@@ -147,6 +157,7 @@ def test_null_means_the_default(field: str) -> None:
     [
         ("logit_bias", {}),
         ("logit_bias", []),
+        ("logit_bias", ""),
         ("stop", ""),
         ("stop", []),
         ("stop_token_ids", []),
@@ -292,6 +303,63 @@ def test_logprobs_mean_what_each_route_says() -> None:
     assert params(chat(logprobs=False)).logprobs is None
     assert params(chat(logprobs=True)).logprobs == 0
     assert params(chat(logprobs=True, top_logprobs=3)).logprobs == 3
+
+
+def test_an_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
+    asked: list[tuple[dict[str, Any], int | None]] = [
+        ({"logprobs": 2}, None),
+        ({"logprobs": 2, "echo": True}, 2),
+        ({"echo": True}, None),
+        ({"prompt_logprobs": 0}, 0),
+        ({"prompt_logprobs": 3, "logprobs": 1, "echo": True}, 3),
+        ({"prompt_logprobs": 1, "logprobs": 0}, 1),
+    ]
+    for fields, expected in asked:
+        assert params(completion(**fields)).prompt_logprobs == expected
+    assert params(chat(prompt_logprobs=4)).prompt_logprobs == 4
+    assert params(chat(logprobs=True)).prompt_logprobs is None
+
+
+@pytest.mark.parametrize("num_alternatives", [0, 1, 20])
+def test_the_largest_scores_of_a_prompt_fit_into_one_message(num_alternatives: int) -> None:
+    num_tokens = MAX_PROMPT_LOGPROB_ENTRIES // (1 + num_alternatives) // 10  # a tenth, for speed
+    alternatives = [(200_000 + rank, -0.1 - rank) for rank in range(num_alternatives)]
+    # As they are in a worker: no object is met twice.
+    scores = [(-0.5 - place, 100_000 + place, copy.deepcopy(alternatives)) for place in range(num_tokens)]
+    assert 10 * len(pickle.dumps(scores)) < RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"), [({"prompt_logprobs": 20}, "prompt_logprobs"), ({"echo": True}, "logprobs")]
+)
+def test_more_scores_of_a_prompt_than_one_message_holds_are_refused(fields: dict[str, Any], param: str) -> None:
+    request = completion(logprobs=20, **fields)
+    longest = MAX_PROMPT_LOGPROB_ENTRIES // 21
+    for num_tokens in (longest, longest + 1):
+        ask = partial(
+            sampling_params, request, num_prompt_tokens=num_tokens, prompt_param="prompt", max_model_len=10**6,
+            vocab_size=1000, generation_defaults={},
+        )  # fmt: skip
+        if num_tokens == longest:
+            assert ask().prompt_logprobs == 20
+            continue
+        with pytest.raises(ApiError) as caught:
+            ask()
+        assert (caught.value.status, caught.value.param) == (400, param)
+        assert f"at most 19 for a prompt of {num_tokens} tokens" in caught.value.message
+
+
+def test_a_prompt_may_fill_the_context_where_no_token_is_wanted() -> None:
+    assert params(completion(max_tokens=0), num_prompt_tokens=100).max_tokens == 0
+    with pytest.raises(ApiError) as caught:
+        params(completion(max_tokens=0), num_prompt_tokens=101)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+def test_every_argument_of_the_librarys_rendering_is_kept_from_template_kwargs() -> None:
+    arguments = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    assert arguments.keys() <= RENDERING_ARGUMENTS
+    assert chat(chat_template_kwargs={"enable_thinking": False}).chat_template_kwargs == {"enable_thinking": False}
 
 
 def test_top_logprobs_without_logprobs_are_refused() -> None:

@@ -73,7 +73,8 @@ def test_replay_of_random_runs_with_groups_beams_and_cancels_decides_the_same(
 
 
 def play_siblings(path: Path, seed: int) -> None:
-    """Groups of up to four whose tokens are zeros and ones, so that siblings agree for a while; some are resumed."""
+    """Groups of up to four whose tokens are zeros and ones, so that siblings agree for a while; some are resumed,
+    with samples that have ended."""
     rng = Random(seed)
     recorder = Recorder(str(path))
     blocks = BlockManager(2, 26, rng.choice([0, 8]))
@@ -83,10 +84,12 @@ def play_siblings(path: Path, seed: int) -> None:
         num_samples = rng.randint(1, 4)
         outputs = [[rng.randint(0, 1) for _ in range(rng.randint(1, 5))] for _ in range(num_samples)]
         rules = StopRules(rng.randint(6, 14), 40)
+        is_resumed = rng.random() < 0.5
+        ended = tuple(sorted(rng.sample(range(num_samples), rng.randrange(num_samples)))) if is_resumed else ()
         scheduler.add(
             Request(
                 f"r{number}", [5] * rng.randint(1, 9), rules, 0.0, num_samples,
-                output_token_ids=outputs if rng.random() < 0.5 else [],
+                output_token_ids=outputs if is_resumed else [], ended_samples=ended,
             )
         )  # fmt: skip
     now = 1.0

@@ -8,17 +8,21 @@ from typing import Any
 import pytest
 from ray.serve.config import RequestRouterConfig
 
-from deployments import router_state
+from deployments import replica_view, router_state
 from deployments.app import ROUTER
-from deployments.router import BLOCK_SIZE_KEY, LoadRouter
-from deployments.router_state import ReplicaWork, RouterState
+from deployments.prefix_index import PromptBlocks
+from deployments.replica_view import ReplicaWork
+from deployments.router import BLOCK_SIZE_KEY, MIN_SLOWNESS, LoadRouter
+from deployments.router_state import RouterState
 from worker.types import EngineLoad, EngineRequest, SamplingParams
 
 BLOCK_SIZE = 16
 
 
-def load(*, running: int = 0, queued_tokens: int = 0, free_blocks: int = 1000) -> EngineLoad:
-    return EngineLoad(0, running, 0, queued_tokens, free_blocks, 0)
+def load(
+    *, running: int = 0, queued_tokens: int = 0, free_blocks: int = 1000, step_s: float = 0.0
+) -> EngineLoad:
+    return EngineLoad(0, running, 0, queued_tokens, free_blocks, 0, reference_step_s=step_s)
 
 
 @dataclass
@@ -40,10 +44,24 @@ def pending(request_id: str, num_tokens: int = 10, **kwargs: Any) -> SimpleNames
     )
 
 
+class Clock:
+    """Stands still unless it is moved."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 @pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch) -> RouterState:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> RouterState:
     """A registry of its own for each test, where the router looks for it."""
-    fresh = RouterState()
+    fresh = RouterState(clock)
     monkeypatch.setattr(router_state, "ROUTER_STATE", fresh)
     return fresh
 
@@ -69,6 +87,19 @@ def test_the_replica_with_fewer_queued_tokens_comes_first(router: LoadRouter, st
         state.report(request_id, replica_id, load(queued_tokens=queued_tokens))
     state.open("new")
     assert chosen(router, [Replica("a"), Replica("b")], pending("new")) == ["b", "a"]
+
+
+def held(state: RouterState, replica_id: str) -> tuple[float, float]:
+    work = state.work(replica_id)
+    return work.num_queued_tokens, work.num_requests
+
+
+def report(state: RouterState, replica_id: str, held: EngineLoad) -> None:
+    """A stream of its own brings it."""
+    request_id = f"reports {replica_id}"
+    state.open(request_id)
+    state.book(request_id, replica_id, 1)
+    state.report(request_id, replica_id, held)
 
 
 def test_a_replica_without_room_for_the_prompt_comes_last(router: LoadRouter, state: RouterState):
@@ -117,7 +148,8 @@ def test_a_pinned_call_goes_to_its_replica_whatever_its_load(router: LoadRouter,
     replicas = [Replica("a"), Replica("b")]
     state.open("x")
     state.book("x", "b", 100_000)
-    assert chosen(router, replicas, pending("x", target_replica="b")) == ["b"]
+    # Another one follows, where the call is harmless: a target that does not answer must not hold up others' calls.
+    assert chosen(router, replicas, pending("x", target_replica="b")) == ["b", "a"]
 
 
 def test_a_pinned_call_whose_replica_is_gone_is_still_routed(router: LoadRouter, state: RouterState):
@@ -142,16 +174,17 @@ def test_the_booking_follows_where_serve_sent_the_request(router: LoadRouter, st
     asked = pending("x", num_tokens=7)
     first, second = chosen(router, [Replica("a"), Replica("b")], asked)
     router.on_request_routed(asked, SimpleNamespace(unique_id=second), None)  # type: ignore[arg-type]
-    assert state.work(first) == ReplicaWork()
-    assert state.work(second) == ReplicaWork(None, 1, 7)
+    assert state.work(first) == ReplicaWork(), "it was never there"
+    assert held(state, second) == (7, 1)
 
 
 def test_a_report_takes_the_place_of_the_booking(state: RouterState):
     state.open("x")
     state.book("x", "a", 7)
-    assert state.work("a") == ReplicaWork(None, 1, 7)
-    state.report("x", "a", load(running=1))
-    assert state.work("a") == ReplicaWork(load(running=1), 0, 0)
+    assert held(state, "a") == (7, 1)
+    state.report("x", "a", load(running=1, free_blocks=9))
+    assert held(state, "a") == (0, 1)
+    assert state.work("a", BLOCK_SIZE).num_free_tokens == 9 * BLOCK_SIZE
 
 
 def test_booking_a_reported_request_again_changes_nothing(state: RouterState):
@@ -159,19 +192,37 @@ def test_booking_a_reported_request_again_changes_nothing(state: RouterState):
     state.book("x", "a", 7)
     state.report("x", "a", load(running=1))
     state.book("x", "a", 7)
-    assert state.work("a").num_booked_requests == 0
+    assert state.work("a").num_requests == 1
 
 
-def test_the_last_stream_takes_the_report_along(state: RouterState):
-    for request_id in ("x", "y"):
-        state.open(request_id)
-        state.book(request_id, "a", 7)
-    state.report("x", "a", load(running=2))
+def test_what_is_known_of_a_replica_ages_until_it_is_renewed(state: RouterState, clock: Clock):
+    state.open("x")
+    state.open("y")
+    state.book("x", "a", 7)
+    state.report("x", "a", load(running=2, queued_tokens=100))
     state.close("x")
-    assert state.work("a").load == load(running=2)
+    state.book("y", "a", 50)
+    seen = []
+    for _ in range(4):
+        seen.append((state.work("a").num_queued_tokens, state.work("a").num_requests))
+        clock.now_s += replica_view.FRESH_S
+        if len(seen) == 2:
+            clock.now_s = 100.0 + (replica_view.FRESH_S + replica_view.STALE_S) / 2
+        elif len(seen) == 3:
+            clock.now_s = 100.0 + replica_view.STALE_S
+    assert seen == [(150, 3), (150, 3), (75, 1.5), (0, 0)]
     state.close("y")
-    assert state.work("a") == ReplicaWork()
     assert state.num_open_requests == 0
+
+
+def test_a_replica_that_left_is_forgotten_with_its_last_stream(state: RouterState):
+    state.open("x")
+    state.book("x", "a", 7)
+    state.report("x", "a", load(running=2))
+    state.replicas_changed({"b"}, {"a"})
+    assert state.work("a").num_requests == 2
+    state.close("x")
+    assert state.work("a") == ReplicaWork()
 
 
 def test_a_booking_after_the_end_leaves_nothing_behind(state: RouterState):
@@ -189,15 +240,12 @@ def test_the_class_that_serve_rebuilds_from_bytes_reads_the_same_registry(state:
     router.initialize_state()
     state.open("x")
     first = chosen(router, [Replica("a"), Replica("b")], pending("x", num_tokens=7))[0]
-    assert state.work(first) == ReplicaWork(None, 1, 7)
+    assert held(state, first) == (7, 1)
 
 
 def test_a_silent_replica_comes_last_until_it_reports_or_time_has_passed(
-    router: LoadRouter, monkeypatch: pytest.MonkeyPatch
+    router: LoadRouter, state: RouterState, clock: Clock
 ):
-    now_s = 100.0
-    state = RouterState(clock=lambda: now_s)
-    monkeypatch.setattr(router_state, "ROUTER_STATE", state)
     replicas = [Replica("a"), Replica("b")]
     for request_id, replica_id in (("busy", "b"), ("silent", "a")):
         state.open(request_id)
@@ -212,5 +260,132 @@ def test_a_silent_replica_comes_last_until_it_reports_or_time_has_passed(
 
     state.suspect("silent")
     assert chosen(router, replicas, pending("new"))[0] == "b"
-    now_s += router_state.SUSPICION_S
+    clock.now_s += replica_view.SUSPICION_S
+    state.report("busy", "b", load(running=50))
     assert chosen(router, replicas, pending("new"))[0] == "a"
+
+
+def test_a_slow_worker_counts_as_having_more_to_do(router: LoadRouter, state: RouterState):
+    replicas = [Replica("slow"), Replica("fast")]
+    report(state, "slow", load(running=2, step_s=0.08))
+    report(state, "fast", load(running=6, step_s=0.02))
+    state.open("new")
+    assert chosen(router, replicas, pending("new"))[0] == "fast"
+
+
+def test_small_differences_of_measured_speed_do_not_count(router: LoadRouter, state: RouterState):
+    replicas = [Replica("a"), Replica("b")]
+    report(state, "a", load(running=6, step_s=0.02 * MIN_SLOWNESS * 0.99))
+    report(state, "b", load(running=7, step_s=0.02))
+    state.open("new")
+    assert chosen(router, replicas, pending("new"))[0] == "a"
+
+
+# --- cached prefixes
+
+
+def prompt(name: str, num_blocks: int = 60) -> PromptBlocks:
+    return PromptBlocks([f"{name}{number}".encode() for number in range(num_blocks)], BLOCK_SIZE)
+
+
+def open_prompt(state: RouterState, request_id: str, name: str = "shared ") -> SimpleNamespace:
+    state.open(request_id, blocks=prompt(name))
+    return pending(request_id, num_tokens=60 * BLOCK_SIZE + 5)
+
+
+def test_a_prompt_goes_where_its_beginning_was_sent_before(router: LoadRouter, state: RouterState):
+    replicas = [Replica("a"), Replica("b"), Replica("c")]
+    first = chosen(router, replicas, open_prompt(state, "first"))[0]
+    state.report("first", first, load(running=1))
+    again = chosen(router, replicas, open_prompt(state, "again"))[0]
+    other = chosen(router, replicas, open_prompt(state, "other", "another "))[0]
+    assert again == first != other
+    assert state.accepted("first", first) == "load"
+    assert state.accepted("again", first) == "prefix"
+    # Only what has to be computed is booked.
+    assert state.work(first).num_queued_tokens == 5
+
+
+def test_a_cached_prefix_does_not_outweigh_more_work_than_it_saves(router: LoadRouter, state: RouterState):
+    replicas = [Replica("a"), Replica("b")]
+    first = chosen(router, replicas, open_prompt(state, "first"))[0]
+    state.report("first", first, load(running=1, queued_tokens=2000))
+    again = chosen(router, replicas, open_prompt(state, "again"))[0]
+    assert again != first
+    assert state.accepted("again", again) == "load"
+
+
+def test_the_only_worker_is_chosen_for_that(router: LoadRouter, state: RouterState):
+    chosen(router, [Replica("a")], open_prompt(state, "first"))
+    assert state.accepted("first", "a") == "only"
+
+
+def test_fewer_cached_tokens_than_foreseen_shorten_the_memory(router: LoadRouter, state: RouterState):
+    for number in range(4):
+        chosen(router, [Replica("a")], open_prompt(state, f"old {number}", f"old {number} "))
+        state.first_token(f"old {number}", 0)
+    chosen(router, [Replica("a")], open_prompt(state, "again", "old 2 "))
+    # Its blocks had been evicted: then so were those that were last used before them.
+    state.first_token("again", 0)
+    held = []
+    for number in range(4):
+        state.open(f"probe {number}", blocks=prompt(f"old {number} "))
+        held.append(state.num_cached_tokens(f"probe {number}", "a"))
+    assert held == [0, 60 * BLOCK_SIZE, 60 * BLOCK_SIZE, 60 * BLOCK_SIZE]
+
+
+def test_a_prompt_that_is_still_being_computed_is_no_wrong_foresight(router: LoadRouter, state: RouterState):
+    for request_id, name in (("old", "old "), ("one", "shared "), ("two", "shared ")):
+        chosen(router, [Replica("a")], open_prompt(state, request_id, name))
+    for request_id in ("old", "one", "two"):
+        state.first_token(request_id, 0)
+    state.open("probe", blocks=prompt("old "))
+    assert state.num_cached_tokens("probe", "a") == 60 * BLOCK_SIZE
+
+
+def test_the_memory_of_a_cache_is_no_larger_than_the_cache(router: LoadRouter, state: RouterState):
+    for number in range(4):
+        chosen(router, [Replica("a")], open_prompt(state, f"r{number}", f"p{number} "))
+        state.report(f"r{number}", "a", load(free_blocks=150))
+    held = [state.num_cached_tokens(f"r{number}", "a") // BLOCK_SIZE for number in range(4)]
+    # The last blocks of the oldest prompt that is left went first.
+    assert held == [0, 30, 60, 60]
+
+
+# --- full queues, and replicas that leave
+
+
+def test_a_replica_that_refused_a_request_comes_last_for_it_alone(router: LoadRouter, state: RouterState):
+    replicas = [Replica("a"), Replica("b")]
+    state.replicas_changed({"a", "b"}, set())
+    state.open("x")
+    first, second = chosen(router, replicas, pending("x"))
+    assert state.avoid("x"), "one is left to ask"
+    assert chosen(router, replicas, pending("x")) == [second, first]
+    assert not state.avoid("x"), "both were asked"
+    state.open("y")
+    assert state.avoided("y") == frozenset()
+
+
+def test_streams_are_told_when_their_replica_leaves(state: RouterState):
+    told: list[str] = []
+    for request_id, replica_id in (("x", "a"), ("y", "b"), ("z", "a")):
+        state.open(request_id, on_left=lambda request_id=request_id: told.append(request_id))
+        state.book(request_id, replica_id, 1)
+    state.close("z")
+    state.replicas_changed({"b"}, {"a"})
+    assert told == ["x"]
+
+
+def test_a_stream_that_reaches_a_replica_after_it_left_is_told_at_once(state: RouterState):
+    told: list[str] = []
+    state.replicas_changed({"b"}, {"a"})
+    state.open("x", on_left=lambda: told.append("x"))
+    state.accepted("x", "a")
+    assert told == ["x"]
+
+
+def test_replicas_that_left_are_not_remembered_for_ever(state: RouterState):
+    for number in range(router_state.MAX_LEFT_REPLICAS + 10):
+        state.replicas_changed((), {f"r{number}"})
+    assert len(state._left_ids) == router_state.MAX_LEFT_REPLICAS

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from worker.noise import CONTENDER_SLACK, gumbel, row_key
-from worker.sampler import LOGPROB_FLOOR, NUM_SCORES_AT_ONCE, SampledToken, Sampler, SampleRow
+from worker.sampler import LOGPROB_FLOOR, NO_TOKEN, NUM_SCORES_AT_ONCE, SampledToken, Sampler, SampleRow
 from worker.score_edits import edit_scores
 from worker.survivors import NUM_RANKED, survivor_mask
 from worker.types import SamplingParams
@@ -238,14 +238,18 @@ def test_noise_for_the_contenders_alone_gives_what_a_full_pass_gives(scale: floa
     assert torch.equal(scores[kept], expected[kept])
 
 
-def test_infinite_and_hopeless_scores_still_give_a_token() -> None:
-    logits = torch.zeros(3, VOCAB_SIZE)
+@pytest.mark.parametrize(
+    "params", [RANDOM, replace(RANDOM, top_p=0.9), replace(RANDOM, logit_bias=((3, 1.0),)), GREEDY]
+)
+def test_rows_without_a_number_to_choose_by_give_no_token_and_leave_the_others_alone(params: SamplingParams) -> None:
+    logits = make_logits(5)
+    expected = ids(make_sampler().sample(logits, [make_row(params, row) for row in range(5)]))
     logits[0, 77] = math.inf
     logits[1] = -math.inf
     logits[2] = math.nan
-    first, *others = ids(make_sampler().sample(logits, [make_row(RANDOM, row) for row in range(3)]))
-    assert first == 77
-    assert all(0 <= token_id < VOCAB_SIZE for token_id in others)
+    logits[3, 5] = math.nan
+    found = ids(make_sampler().sample(logits, [make_row(params, row) for row in range(5)]))
+    assert found == [77, NO_TOKEN, NO_TOKEN, NO_TOKEN, expected[4]]
 
 
 def test_seeded_draws_have_golden_values() -> None:
@@ -404,9 +408,10 @@ def test_logprobs_zero_reports_the_chosen_token_alone_and_none_reports_nothing()
 def test_logprobs_of_minus_infinity_and_nan_are_reported_as_the_floor() -> None:
     logits = torch.full((2, VOCAB_SIZE), -math.inf)
     logits[0, 5] = 1.0
-    logits[1] = math.nan
+    logits[1, 5] = math.inf
     params = replace(GREEDY, logprobs=3, logit_bias=((6, 0.0),))
     for token in make_sampler().sample(logits, [make_row(params, 0), make_row(params, 1)]):
+        assert token.token_id == 5
         assert token.logprobs is not None
         values = [token.logprobs[0], *(value for _, value in token.logprobs[1])]
         assert all(math.isfinite(value) for value in values)

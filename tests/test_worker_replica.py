@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from deployments.engine_seam import build_engine, import_builder
-from deployments.frames import HEARTBEAT_S, Accepted, Frame, Heartbeat, Tokens
+from deployments.frames import HEARTBEAT_S, Accepted, Frame, Heartbeat, Overloaded, Tokens
+from deployments.live_options import LiveOptions
+from deployments.worker_queue import QueueLimits
 from deployments.worker_service import EXIT_DELAY_S, WorkerDeadError, WorkerService
 from deployments.worker_streams import WorkerStreams
 from tests.fake_engine import DIE, HANG, HANG_S, NEVER_FITS, FakeLoop, expected_tokens
@@ -251,6 +253,54 @@ def test_a_dead_engine_fails_every_stream_then_health_then_the_process():
         assert last_event_of(frames).finish_reason == "error"
         assert "told to die" in str(last_event_of(frames).error)
     assert exits.count == 1
+
+
+def test_a_full_queue_answers_overloaded_and_nothing_else_and_the_next_one_is_served_when_there_is_room():
+    async def scenario() -> list[list[Frame]]:
+        async with running_service(step_s=0.05) as (service, loop, _):
+            service.apply(LiveOptions(loop.limits, QueueLimits(5, 0)))
+            # The first prompt waits for its step; the queue that it finds is empty.
+            first = asyncio.create_task(frames_of(service, request("first", [1] * 9, 2)))
+            await asyncio.sleep(0.001)
+            second = await frames_of(service, request("second", [2], 2))
+            await first
+            return [first.result(), second, await frames_of(service, request("third", [3] * 9, 2))]
+
+    first, second, third = asyncio.run(scenario())
+    assert tokens_of(first) == expected_tokens([1] * 9, 2)
+    assert [type(frame) for frame in second] == [Overloaded]
+    assert isinstance(second[0], Overloaded)
+    assert second[0].retry_after_s >= 1.0
+    assert second[0].load.num_queued_tokens == 9
+    assert tokens_of(third) == expected_tokens([3] * 9, 2)
+
+
+def test_an_answer_that_was_begun_elsewhere_is_never_turned_away():
+    async def scenario() -> list[Frame]:
+        async with running_service(step_s=0.05) as (service, loop, _):
+            service.apply(LiveOptions(loop.limits, QueueLimits(1, 1)))
+            first = asyncio.create_task(frames_of(service, request("first", [1] * 9, 2)))
+            await asyncio.sleep(0.001)
+            resumed = EngineRequest("resumed", [2], SamplingParams(max_tokens=3), output_token_ids=[[7]])
+            frames = await frames_of(service, resumed)
+            await first
+            return frames
+
+    assert isinstance(asyncio.run(scenario())[0], Accepted)
+
+
+def test_a_request_that_was_turned_away_left_nothing_open():
+    async def scenario() -> None:
+        async with running_service(step_s=0.05) as (service, loop, _):
+            service.apply(LiveOptions(loop.limits, QueueLimits(1, 0)))
+            first = asyncio.create_task(frames_of(service, request("first", [1] * 9, 2)))
+            await asyncio.sleep(0.001)
+            for _ in range(20):
+                assert isinstance((await frames_of(service, request("again", [2], 2)))[0], Overloaded)
+            await first
+            assert isinstance((await frames_of(service, request("again", [2], 2)))[0], Accepted)
+
+    asyncio.run(scenario())
 
 
 def test_builders_are_named_by_import_path():

@@ -4,10 +4,8 @@ One thread drives it: add requests, call `step` while `has_unfinished`, hand the
 """
 
 import secrets
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -21,38 +19,27 @@ from scheduler import (
     SequenceEnd,
     SequenceStatus,
 )
-from scheduler.recording import Recorder
 from scheduler.records import StepRecord
-from worker.beam_search import BeamSearch
-from worker.config import ConfigError, EngineConfig
+from worker.config import EngineConfig
+from worker.engine_totals import EngineTotals
+from worker.grammar.errors import GrammarBusyError, GrammarError
+from worker.grammar.requests import RequestGrammars
 from worker.loading import LoadedModel, load_runner
-from worker.open_request import OpenRequest, scheduler_request
+from worker.open_request import OpenRequest, beam_search_of, scheduler_request
 from worker.prefix_keys import PrefixKeys
-from worker.rates import PrefillRate, measure_swap_rate
-from worker.sampler import Sampler, SampleRow
+from worker.prompt_scores import PromptScores, score_prompts
+from worker.rates import PrefillRate, StepSpeed, measure_swap_rate
+from worker.recorder import open_recorder
+from worker.sampler import NO_TOKEN, Sampler, SampleRow, has_no_best
 from worker.types import EngineLoad, EngineRequest, TokenEvent
 
 #: tokens of the step that is run before the engine takes requests, so that the first one finds everything warm
 NUM_WARM_UP_TOKENS = 32
+NO_NUMBERS = "the model computed NaN, or no score above minus infinity, for this request"
 
 
 class RequestError(ValueError):
     """The engine refuses this request; the message is for the client."""
-
-
-@dataclass(slots=True)
-class EngineTotals:
-    """What happened since the engine was made."""
-
-    num_steps: int = 0
-    num_prefill_chunks: int = 0
-    num_preemptions_recompute: int = 0
-    num_preemptions_swap: int = 0
-    num_blocks_swapped_out: int = 0
-    num_blocks_swapped_in: int = 0
-    num_discarded_tokens: int = 0
-    num_blocks_queried: int = 0
-    num_blocks_hit: int = 0
 
 
 class Engine:
@@ -77,24 +64,29 @@ class Engine:
         self.num_device_blocks = config.num_device_blocks
         self.num_host_blocks = config.num_host_blocks
         self.block_manager = BlockManager(config.block_size, config.num_device_blocks, config.num_host_blocks)
-        self._recorder = _open_recorder(config.record)
+        self._recorder = open_recorder(config.record)
         self.scheduler = Scheduler(config.scheduler_config(), self.block_manager, self._recorder)
         self._sampler = Sampler(facts.vocab_size, facts.eos_token_ids, loaded.tensor_pool.device)
         self._keys: PrefixKeys | None = None
         if config.enable_prefix_caching:
             secret = config.prefix_cache_secret.encode() or secrets.token_bytes(32)
             self._keys = PrefixKeys(secret, config.block_size)
+        self.grammars = RequestGrammars(facts.folder, facts.vocab_size, facts.eos_token_ids)
         self._open: dict[str, OpenRequest] = {}
         self._events: list[TokenEvent] = []
+        #: requests of the running step that cannot go on
+        self._broken: set[str] = set()
         self.totals = EngineTotals()
         self._prefill_rate = PrefillRate()
+        self._speed = StepSpeed()
         self._swap_blocks_per_s = measure_swap_rate(loaded.tensor_pool, clock)
         self._warm_up()
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add_request(self, request: EngineRequest, now: float) -> None:
-        """Queue a request that arrived at `now`. Raises RequestError for what can never run here."""
+        """Queue a request that arrived at `now`. Raises RequestError for what can never run here. Waits for a grammar
+        that is not compiled: see `grammars.prepare`."""
         params = request.params
         if not request.prompt_token_ids:
             raise RequestError("the prompt is empty")
@@ -102,26 +94,37 @@ class Engine:
             raise RequestError(f"request {request.request_id} is already here")
         if params.n < 1 or (params.beam is not None and params.beam.width < params.n):
             raise RequestError(f"n: {params.n} answers cannot come of it")
-        if params.max_tokens <= max(map(len, request.output_token_ids), default=0):
+        outputs = [list(output) for output in request.output_token_ids] or [[] for _ in range(params.n)]
+        if len(outputs) != params.n:
+            raise RequestError(f"output_token_ids: {len(outputs)} lists for {params.n} samples")
+        if not request.open_samples:
+            raise RequestError("ended_samples: nothing is left to generate")
+        is_for_nothing = params.max_tokens == 0 and params.beam is None and not any(outputs)
+        num_known = max(len(outputs[index]) for index in request.open_samples)
+        if params.max_tokens <= num_known and not is_for_nothing:
             raise RequestError(f"max_tokens: {params.max_tokens} leaves nothing to generate")
+        scores: PromptScores | None = None
+        if params.prompt_logprobs is not None and not any(outputs):  # with output, they have been told
+            scores = PromptScores(request.prompt_token_ids, params.prompt_logprobs)
+        # What the cache holds is not computed, and then it has no scores.
+        keys = self._keys if scores is None else None
         try:
-            group = self.scheduler.add(
-                scheduler_request(request, self.eos_token_ids, self.max_model_len, self._keys, now)
-            )
+            matchers = self.grammars.matchers(request, outputs)
+            group = self.scheduler.add(scheduler_request(request, self.eos_token_ids, self.max_model_len, keys, now))
         except RequestTooLargeError as error:
             raise RequestError(str(error)) from error
-        outputs = [list(output) for output in request.output_token_ids] or [[] for _ in range(params.n)]
+        except (GrammarError, GrammarBusyError) as error:
+            raise RequestError(f"grammar: {error}") from error
         self._open[request.request_id] = OpenRequest(
-            params, request.prompt_token_ids, outputs, group, self._keys, self._beam_search(request)
+            params,
+            request.prompt_token_ids,
+            outputs,
+            group,
+            keys,
+            beam_search_of(request, self.eos_token_ids, self.max_model_len),
+            scores,
+            matchers,
         )
-
-    def _beam_search(self, request: EngineRequest) -> BeamSearch | None:
-        params = request.params
-        if params.beam is None:
-            return None
-        max_tokens = min(params.max_tokens, self.max_model_len - len(request.prompt_token_ids))
-        eos_token_ids = frozenset() if params.ignore_eos else frozenset(self.eos_token_ids)
-        return BeamSearch(params.beam, eos_token_ids | frozenset(params.stop_token_ids), max_tokens)
 
     def abort(self, request_id: str) -> None:
         """Drop a request. Unknown and ended ones are left alone."""
@@ -155,8 +158,13 @@ class Engine:
     def _settle(self, outputs: SchedulerOutputs, logits: torch.Tensor) -> None:
         """Sample, tell the scheduler, and make the step's events."""
         chunks = [chunk for chunk in outputs.chunks if chunk.do_sample]
+        if outputs.num_prefill_tokens:
+            self._score_prompts(outputs.chunks)
         samples, block_keys = self._sample(logits, chunks)
         beams = self._advance_beams(logits, chunks)
+        for request_id in self._broken:
+            self._fail(request_id)
+        self._broken.clear()
         newest = {(event.request_id, event.index): event for event in self._events}
         ends = self.scheduler.update(
             outputs.step_id,
@@ -173,6 +181,12 @@ class Engine:
                 self._end_beams(request_id)
         self._count(self.scheduler.records.newest)
 
+    def _score_prompts(self, chunks: list[ScheduledChunk]) -> None:
+        def scores_of(request_id: str) -> PromptScores | None:
+            return self._open[request_id].scores
+
+        self._broken |= score_prompts(chunks, scores_of, self._runner.logits_of, self.vocab_size)
+
     def _sample(
         self, logits: torch.Tensor, chunks: list[ScheduledChunk]
     ) -> tuple[dict[int, list[int]], dict[int, list[BlockKey]]]:
@@ -188,11 +202,16 @@ class Engine:
         samples: dict[int, list[int]] = {}
         block_keys: dict[int, list[BlockKey]] = {}
         for request, row, token in zip(requests, rows, self._sampler.sample(logits, rows), strict=True):
+            if token.token_id == NO_TOKEN or request.failure is not None:
+                self._broken.add(request.group.request_id)
+                continue
             seq_id = request.seq_id_of(row.sample_index)
             samples[seq_id] = [token.token_id]
             if keys := request.new_block_keys(row, token.token_id, self.block_size):
                 block_keys[seq_id] = keys
             self._events.append(request.take(row, token))
+            if request.failure is not None:
+                self._broken.add(request.group.request_id)
         return samples, block_keys
 
     def _advance_beams(self, logits: torch.Tensor, chunks: list[ScheduledChunk]) -> dict[str, BeamChoices]:
@@ -200,10 +219,23 @@ class Engine:
         for logits_row, chunk in enumerate(chunks):
             if self._open[chunk.request_id].beam is not None:
                 rows.setdefault(chunk.request_id, []).append(logits_row)
-        return {
-            request_id: self._open[request_id].advance_beams(logits[own_rows, : self.vocab_size])
-            for request_id, own_rows in rows.items()
-        }
+        choices: dict[str, BeamChoices] = {}
+        for request_id, places in rows.items():
+            own_logits = logits[places, : self.vocab_size]
+            if bool(has_no_best(own_logits.amax(dim=-1)).any()):
+                self._broken.add(request_id)
+            else:
+                choices[request_id] = self._open[request_id].advance_beams(own_logits)
+        return choices
+
+    def _fail(self, request_id: str) -> None:
+        """End a request that cannot go on, for its grammar or for want of numbers, and nobody else's."""
+        request = self._open[request_id]
+        for event in request.end_events(self.scheduler.end(request_id, SequenceStatus.FINISHED_IGNORED)):
+            event.error = request.failure or NO_NUMBERS
+            event.is_refusal = request.failure is not None
+            self._events.append(event)
+        self._forget_ended({request_id})
 
     def _end_beams(self, request_id: str) -> None:
         self._events += self._open[request_id].beam_events()
@@ -225,19 +257,10 @@ class Engine:
                 del self._open[request_id]
 
     def _count(self, record: StepRecord) -> None:
+        self._speed.learn(record)
         if self._prefill_rate.learn(record):
             self.scheduler.set_rates(self._prefill_rate.tokens_per_s, self._swap_blocks_per_s)
-        totals = self.totals
-        totals.num_steps += 1
-        totals.num_prefill_chunks += len(record.prefill_chunks)
-        totals.num_blocks_swapped_out += record.num_blocks_swapped_out
-        totals.num_blocks_swapped_in += record.num_blocks_swapped_in
-        totals.num_blocks_queried += record.num_blocks_queried
-        totals.num_blocks_hit += record.num_blocks_hit
-        for preemption in record.preemptions:
-            totals.num_preemptions_swap += preemption.mode == "swap"
-            totals.num_preemptions_recompute += preemption.mode == "recompute"
-            totals.num_discarded_tokens += preemption.num_discarded_tokens
+        self.totals.count(record)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -253,13 +276,15 @@ class Engine:
             num_free_host_blocks=blocks.num_free_host_blocks,
             num_used_host_blocks=blocks.num_used_host_blocks,
             num_cached_blocks=blocks.num_cached_device_blocks,
+            reference_step_s=self._speed.reference_step_s,
         )
 
     def records_since(self, step_id: int) -> list[StepRecord]:
         return self.scheduler.records.since(step_id)
 
     def close(self) -> None:
-        """End the recording, if there is one. The engine goes on."""
+        """End the recording, if there is one, and what tries grammars."""
+        self.grammars.close()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -278,14 +303,3 @@ class Engine:
         table = list(range(NULL_BLOCK + 1, num_blocks + NULL_BLOCK + 1))
         chunk = ScheduledChunk("warm-up", 0, 0, [0] * num_tokens, table, True, True)
         self._runner.execute(SchedulerOutputs(0, [chunk]))
-
-
-def _open_recorder(path: str | None) -> Recorder | None:
-    if path is None:
-        return None
-    try:
-        recorder = Recorder(path)
-    except OSError as error:
-        raise ConfigError("record", f"{path}: {error.strerror}") from error
-    print(f"recording to {recorder.path}", file=sys.stderr, flush=True)
-    return recorder

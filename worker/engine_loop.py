@@ -8,11 +8,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
+from scheduler.limits import StepLimits
 from scheduler.records import StepRecord
 from worker.engine import Engine, RequestError
+from worker.grammar.compiler import CompiledGrammar
 from worker.types import EngineLoad, EngineRequest, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -50,9 +53,17 @@ class _Arrival:
 
     request: EngineRequest
     time_s: float
+    grammar: Future[CompiledGrammar] | None
 
 
-_Command = _Arrival | _Abort | _Finish | None
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The grammar of a request is compiled, or cannot be."""
+
+    request_id: str
+
+
+_Command = _Arrival | _Prepared | _Abort | _Finish | StepLimits | None
 
 
 class EngineLoop:
@@ -71,12 +82,18 @@ class EngineLoop:
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._open: dict[str, set[int]] = {}
+        #: those whose grammars are not compiled yet: the scheduler does not know of them
+        self._unprepared: dict[str, _Arrival] = {}
         self._lock = threading.Lock()
         self._is_stopping = False
         self._error: BaseException | None = None
         self._step_id = 0
         self._step_began_s: float | None = None
         self._load = engine.load()
+        #: submitted and not yet taken in by the engine, so that the load does not show them
+        self._num_new_requests = 0
+        self._num_new_tokens = 0
+        self._limits = engine.scheduler.limits
 
     def start(self) -> None:
         self._thread.start()
@@ -93,11 +110,16 @@ class EngineLoop:
             if request.request_id in self._open:
                 raise ValueError(f"request {request.request_id} is already open")
             if self._error is None and not self._is_stopping:
-                self._open[request.request_id] = set(range(request.params.n))
-                self._commands.put(_Arrival(request, time.monotonic()))
+                self._open[request.request_id] = set(request.open_samples)
+                self._num_new_requests += 1
+                self._num_new_tokens += request.num_known_tokens
+                grammar = None if request.params.grammar is None else self._engine.grammars.prepare(request)
+                self._commands.put(_Arrival(request, time.monotonic(), grammar))
                 return
         error = "the engine is stopping" if self._error is None else f"the engine is dead: {self._error!r}"
-        self._deliver([_failure(request.request_id, index, error) for index in range(request.params.n)])
+        self._deliver(
+            [_failure(request.request_id, index, error, is_worker_lost=True) for index in request.open_samples]
+        )
 
     def abort(self, request_id: str) -> None:
         self._commands.put(_Abort(request_id))
@@ -105,12 +127,35 @@ class EngineLoop:
     def finish(self, request_id: str, index: int, num_tokens: int) -> None:
         self._commands.put(_Finish(request_id, index, num_tokens))
 
+    def set_limits(self, limits: StepLimits) -> None:
+        """Hold from the next step on. Raises `LimitError` and changes nothing for what cannot hold here."""
+        self._engine.scheduler.check_limits(limits)
+        self._limits = limits
+        self._commands.put(limits)
+
+    @property
+    def limits(self) -> StepLimits:
+        """As they are, or will be in the next step."""
+        return self._limits
+
     def status(self) -> LoopStatus:
         began_s = self._step_began_s
         age_s = 0.0 if began_s is None else time.monotonic() - began_s
         error = None if self._error is None else repr(self._error)
         alive = self._error is None and self._thread.is_alive()
-        return LoopStatus(alive, self._step_id, age_s, self._load, error)
+        return LoopStatus(alive, self._step_id, age_s, self._load_with_new(), error)
+
+    def _load_with_new(self) -> EngineLoad:
+        """A burst that comes during one step must be seen by whoever counts the queue."""
+        with self._lock:
+            load, num_requests, num_tokens = self._load, self._num_new_requests, self._num_new_tokens
+        if num_requests == 0:
+            return load
+        return replace(
+            load,
+            num_waiting=load.num_waiting + num_requests,
+            num_queued_tokens=load.num_queued_tokens + num_tokens,
+        )
 
     def records_since(self, step_id: int) -> list[StepRecord]:
         return self._engine.records_since(step_id)
@@ -128,42 +173,96 @@ class EngineLoop:
 
     def _take_commands(self) -> None:
         """All that is there; waits for the first one while there is no work."""
-        num_obeyed = 0
+        obeyed: list[_Command] = []
         try:
             if not self._engine.has_unfinished():
-                self._obey(self._commands.get(timeout=IDLE_CHECK_PERIOD_S))
-                num_obeyed += 1
+                obeyed.append(self._commands.get(timeout=IDLE_CHECK_PERIOD_S))
+                self._obey(obeyed[-1])
             while True:
-                self._obey(self._commands.get_nowait())
-                num_obeyed += 1
+                obeyed.append(self._commands.get_nowait())
+                self._obey(obeyed[-1])
         except Empty:
-            if num_obeyed:
+            if obeyed:
                 # What came or went shows at once, not after a step that may be long or never come.
-                self._load = self._engine.load()
+                self._show_load(obeyed)
             if not self._engine.has_unfinished():
                 self._engine.check_integrity()
 
+    def _show_load(self, obeyed: list[_Command]) -> None:
+        load = self._read_load()
+        arrived = [command.request for command in obeyed if isinstance(command, _Arrival)]
+        with self._lock:
+            self._load = load
+            self._num_new_requests -= len(arrived)
+            self._num_new_tokens -= sum(request.num_known_tokens for request in arrived)
+
     def _obey(self, command: _Command) -> None:
         if isinstance(command, _Arrival):
-            try:
-                self._engine.add_request(command.request, command.time_s)
-            except RequestError as error:
-                self._refuse(command.request, str(error))
+            self._arrive(command)
+        elif isinstance(command, _Prepared):
+            arrival = self._unprepared.pop(command.request_id, None)
+            if arrival is not None:
+                self._add(arrival)
         elif isinstance(command, _Abort):
-            self._engine.abort(command.request_id)
+            self._abort(command.request_id)
         elif isinstance(command, _Finish):
             self._engine.finish(command.request_id, command.index, command.num_tokens)
+        elif isinstance(command, StepLimits):
+            self._engine.scheduler.set_limits(command)
+
+    def _arrive(self, arrival: _Arrival) -> None:
+        request_id, grammar = arrival.request.request_id, arrival.grammar
+        if grammar is None or grammar.done():
+            self._add(arrival)
+            return
+        self._unprepared[request_id] = arrival
+        grammar.add_done_callback(lambda _: self._commands.put(_Prepared(request_id)))
+
+    def _add(self, arrival: _Arrival) -> None:
+        """`arrival` waits for nothing any more."""
+        error = None if arrival.grammar is None else arrival.grammar.exception()
+        if error is not None:
+            self._refuse(arrival.request, f"grammar: {error}")
+            return
+        try:
+            self._engine.add_request(arrival.request, arrival.time_s)
+        except RequestError as error:
+            self._refuse(arrival.request, str(error))
+
+    def _abort(self, request_id: str) -> None:
+        arrival = self._unprepared.pop(request_id, None)
+        if arrival is None:
+            self._engine.abort(request_id)
+            return
+        assert arrival.grammar is not None
+        arrival.grammar.cancel()
+        self._send(
+            [TokenEvent(request_id, index, [], finish_reason="abort") for index in arrival.request.open_samples]
+        )
+
+    def _read_load(self) -> EngineLoad:
+        """What waits for its grammar waits, though the engine does not know of it yet."""
+        load = self._engine.load()
+        if not self._unprepared:
+            return load
+        num_tokens = sum(arrival.request.num_known_tokens for arrival in self._unprepared.values())
+        return replace(
+            load,
+            num_waiting=load.num_waiting + len(self._unprepared),
+            num_queued_tokens=load.num_queued_tokens + num_tokens,
+        )
 
     def _refuse(self, request: EngineRequest, message: str) -> None:
-        indices = range(request.params.n)
-        self._send([_failure(request.request_id, index, message, is_refusal=True) for index in indices])
+        self._send(
+            [_failure(request.request_id, index, message, is_refusal=True) for index in request.open_samples]
+        )
 
     def _step(self) -> None:
         self._step_began_s = now = time.monotonic()
         events = self._engine.step(now)
         self._step_began_s = None
         self._step_id += 1
-        self._load = self._engine.load()
+        self._load = self._read_load()
         if events:
             self._send(events)
 
@@ -189,11 +288,13 @@ class EngineLoop:
         self._step_began_s = None
         message = f"the engine died: {error!r}"
         try:
-            self._deliver([_failure(request_id, index, message) for request_id, index in lost])
+            self._deliver([_failure(request_id, index, message, is_worker_lost=True) for request_id, index in lost])
         finally:
             # Whoever watches over the process has to know, even if it is the delivery that fails.
             self._on_death(error)
 
 
-def _failure(request_id: str, index: int, message: str, *, is_refusal: bool = False) -> TokenEvent:
-    return TokenEvent(request_id, index, [], None, "error", message, is_refusal)
+def _failure(
+    request_id: str, index: int, message: str, *, is_refusal: bool = False, is_worker_lost: bool = False
+) -> TokenEvent:
+    return TokenEvent(request_id, index, [], None, "error", message, is_refusal, is_worker_lost)

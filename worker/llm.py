@@ -15,7 +15,7 @@ from worker.config import EngineConfig
 from worker.engine import Engine, EngineTotals, RequestError
 from worker.sampling_choices import SamplingChoices
 from worker.text import Tokenizer
-from worker.types import EngineRequest, SamplingParams, TokenEvent, TokenLogprobs
+from worker.types import EngineRequest, PromptTokenLogprobs, SamplingParams, TokenEvent, TokenLogprobs
 
 #: called after each step with (completions finished, completions in all, tokens generated so far)
 Progress = Callable[[int, int, int], None]
@@ -41,7 +41,7 @@ class EngineLike(Protocol):
 @dataclass(slots=True)
 class Completion:
     """One answer, the one with this `index` of its prompt's. `token_ids` includes the token that ended it; `text`
-    leaves out special and stop tokens.
+    leaves out special and stop tokens. `prompt_logprobs` are of the prompt's tokens from the second on.
 
     finish_reason: "stop", "length", or "error" (then `error` says why).
     """
@@ -53,6 +53,7 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[PromptTokenLogprobs] | None = None
     error: str | None = None
 
 
@@ -153,6 +154,9 @@ class LLM:
                     completion = by_request[event.request_id][event.index]
                     num_tokens += len(event.token_ids)
                     _add_event(completion, event)
+                    if event.prompt_logprobs is not None:
+                        for answer in by_request[event.request_id]:
+                            answer.prompt_logprobs = event.prompt_logprobs
                     if event.finish_reason is not None:
                         completion.text = self._text_of(completion)
                         num_open[event.request_id] -= 1

@@ -5,6 +5,7 @@ Owns the model and the bridge to its attention. Knows neither rows' requests nor
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -117,6 +118,11 @@ class CausalModel:
         self.device = model.device
         self.dtype = model.dtype
         self._model = model
+        # The model below the head keeps what it gave last, for `logits_of`.
+        self._trunk = model.base_model
+        self._trunk.register_forward_hook(self._keep)
+        self._kept: Any = None
+        self._inputs: dict[str, torch.Tensor] = {}
         self.shape, self.vocab_size = self._examine(features)
 
     def forward(
@@ -131,14 +137,27 @@ class CausalModel:
         The causal model's own forward picks the rows before its head, so whatever the family does to its
         logits (scaling, softcapping) is done, and only where it is wanted.
         """
+        self._inputs = {"input_ids": input_ids[None], "position_ids": positions[None]}
         outputs = self._model(
-            input_ids=input_ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=logit_rows,
-            attention_backend=backend,
+            **self._inputs, use_cache=False, logits_to_keep=logit_rows, attention_backend=backend
         )
         return outputs.logits[0].float()
+
+    def logits_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [R] (indices into the T of the last `forward`) → float32 logits [R, vocabulary].
+
+        The causal model runs again, on what the model below its head gave last: families differ in the head.
+        """
+        kept = self._kept
+        self._trunk.forward = lambda *_, **__: kept
+        try:
+            outputs = self._model(**self._inputs, use_cache=False, logits_to_keep=rows)
+        finally:
+            del self._trunk.forward  # the class's own again
+        return outputs.logits[0].float()
+
+    def _keep(self, trunk: torch.nn.Module, arguments: Any, outputs: Any) -> None:
+        self._kept = outputs
 
     @torch.inference_mode()
     def _examine(self, features: AttentionFeatures) -> tuple[ModelShape, int]:
@@ -165,7 +184,7 @@ class CausalModel:
                 raise UnsupportedModelError(name, f"layer {layer} does not state its sliding window")
         if layer_types is None and getattr(config, "sliding_window", None) and not any(probe.windows):
             raise UnsupportedModelError(name, "its layers do not state their sliding window")
-        if logits.shape[0] != 1:
+        if logits.shape[0] != 1 or self._trunk is self._model or not torch.equal(self.logits_of(zeros[:1] + 2), logits):
             raise UnsupportedModelError(name, "it cannot compute the logits of chosen rows")
         return announced, logits.shape[1]
 

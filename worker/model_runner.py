@@ -26,6 +26,11 @@ class RunnableModel(Protocol):
         self, input_ids: torch.Tensor, positions: torch.Tensor, logit_rows: torch.Tensor, backend: AttentionBackend
     ) -> torch.Tensor: ...
 
+    def logits_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Of any rows [R] (indices into T) of the last `forward`: float32 logits [R, vocabulary]. What `forward`
+        returned stays as it is."""
+        ...
+
 
 class ModelRunner:
     """Runs mixed prefill and decode rows in one forward pass."""
@@ -58,3 +63,9 @@ class ModelRunner:
         assert self._batch.lowest_token_id > PENDING_TOKEN_ID, "a token was scheduled that is not known yet"
         self._backend.begin(batch)
         return self._model.forward(input_ids, batch.positions, logit_rows, self._backend)
+
+    @torch.inference_mode()
+    def logits_of(self, places: list[int]) -> torch.Tensor:
+        """Logits after any tokens of the last step, by their places in it (its chunks' tokens one after the other):
+        float32 [places, vocabulary]. What `execute` returned stays as it is."""
+        return self._model.logits_of(torch.tensor(places, device=self._model.device))

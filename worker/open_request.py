@@ -3,14 +3,17 @@
 Owns each sample's output as the sampler reads it, the block keys of growing answers, and the beam search, if any.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from kv_cache import BlockKey
 from scheduler import Request, ScheduledChunk, SequenceEnd, SequenceGroup, StopRules
 from worker.beam_search import BeamSearch
+from worker.grammar.errors import GrammarError
+from worker.grammar.matcher import GrammarMatcher
 from worker.prefix_keys import PrefixKeys
+from worker.prompt_scores import PromptScores
 from worker.sampler import SampledToken, SampleRow
 from worker.types import EngineRequest, SamplingParams, TokenEvent
 
@@ -20,7 +23,9 @@ NO_LIMIT = 2**62
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """`outputs` holds the tokens of each sample. `keys` is None where the prefix cache is off."""
+    """`outputs` holds the tokens of each sample. `keys` is None where the prefix cache is off, or not for this request.
+    `scores`: the log-probabilities of its prompt, where they are wanted. `matchers`: by sample, empty without a
+    grammar; `failure` says why it cannot be followed any further."""
 
     params: SamplingParams
     prompt_token_ids: list[int]
@@ -28,26 +33,59 @@ class OpenRequest:
     group: SequenceGroup
     keys: PrefixKeys | None
     beam: BeamSearch | None
-    has_told_cached: bool = False
+    scores: PromptScores | None = None
+    matchers: dict[int, GrammarMatcher] = field(default_factory=dict)
+    failure: str | None = None
+    has_told_of_prompt: bool = False
 
     def sample_rows(self, logits_row: int, chunk: ScheduledChunk) -> list[SampleRow]:
         """One for each sample that takes a token from this chunk."""
         position = chunk.start + len(chunk.token_ids)
         indices = chunk.sample_indices or [self._index_of(chunk.seq_id)]
         return [
-            SampleRow(logits_row, self.params, index, position, self.prompt_token_ids, self.outputs[index])
+            SampleRow(
+                logits_row,
+                self.params,
+                index,
+                position,
+                self.prompt_token_ids,
+                self.outputs[index],
+                self._allowed(index),
+            )
             for index in indices
         ]
 
+    def _allowed(self, index: int) -> torch.Tensor | None:
+        if index not in self.matchers:
+            return None
+        try:
+            return self.matchers[index].allowed()
+        except GrammarError as error:
+            self.failure = f"grammar: {error}"
+            return None
+
     def take(self, row: SampleRow, token: SampledToken) -> TokenEvent:
-        """Remember a sampled token; the event that tells of it."""
-        self.outputs[row.sample_index].append(token.token_id)
-        logprobs = None if token.logprobs is None else [token.logprobs]
-        event = TokenEvent(self.group.request_id, row.sample_index, [token.token_id], logprobs)
-        if not self.has_told_cached:
+        """Remember a sampled token; the event that tells of it. A request for no tokens is told of its prompt alone."""
+        if self.params.max_tokens == 0:
+            event = TokenEvent(self.group.request_id, row.sample_index, [])
+        else:
+            self.outputs[row.sample_index].append(token.token_id)
+            self._follow(row.sample_index, token.token_id)
+            logprobs = None if token.logprobs is None else [token.logprobs]
+            event = TokenEvent(self.group.request_id, row.sample_index, [token.token_id], logprobs)
+        if not self.has_told_of_prompt:
             event.num_cached_tokens = self.group.num_cached_tokens
-            self.has_told_cached = True
+            event.prompt_logprobs = None if self.scores is None else self.scores.scored
+            self.has_told_of_prompt = True
         return event
+
+    def _follow(self, index: int, token_id: int) -> None:
+        if index not in self.matchers:
+            return
+        try:
+            self.matchers[index].accept(token_id)
+        except GrammarError as error:
+            self.failure = f"grammar: {error}"
 
     def seq_id_of(self, sample_index: int) -> int:
         return self.group.sequences[sample_index].seq_id
@@ -97,15 +135,22 @@ class OpenRequest:
 def scheduler_request(
     request: EngineRequest, eos_token_ids: tuple[int, ...], max_model_len: int, keys: PrefixKeys | None, now: float
 ) -> Request:
-    """The request as the scheduler takes it. A beam search starts from the prompt, whatever it had produced."""
+    """The request as the scheduler takes it. A beam search starts from the prompt, whatever it had produced. A grammar
+    decides where an end token may be chosen, so that whichever is chosen ends the answer."""
     params = request.params
+    ended_samples = request.ended_samples if params.beam is None else ()
     stop_token_ids = frozenset(params.stop_token_ids)
-    if not params.ignore_eos:
+    has_grammar = params.grammar is not None
+    if has_grammar or not params.ignore_eos:
         stop_token_ids |= frozenset(eos_token_ids)
     if params.beam is not None:
         rules = StopRules(NO_LIMIT, NO_LIMIT)
+    elif params.max_tokens == 0:
+        rules = StopRules(0, max_model_len)  # the token that completes the step is not told, whatever it is
     else:
-        rules = StopRules(params.max_tokens, max_model_len, params.min_tokens, stop_token_ids)
+        rules = StopRules(
+            params.max_tokens, max_model_len, 0 if has_grammar else params.min_tokens, stop_token_ids
+        )
     outputs = request.output_token_ids if params.beam is None else []
     block_keys: list[list[BlockKey]] = []
     if keys is not None:
@@ -122,4 +167,14 @@ def scheduler_request(
         tenant=request.tenant,
         output_token_ids=[list(output) for output in outputs],
         block_keys=block_keys,
+        ended_samples=ended_samples,
     )
+
+
+def beam_search_of(request: EngineRequest, eos_token_ids: tuple[int, ...], max_model_len: int) -> BeamSearch | None:
+    params = request.params
+    if params.beam is None:
+        return None
+    max_tokens = min(params.max_tokens, max_model_len - len(request.prompt_token_ids))
+    ending = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+    return BeamSearch(params.beam, ending | frozenset(params.stop_token_ids), max_tokens)

@@ -18,7 +18,7 @@ class PrefixKeys:
     def __init__(self, secret: bytes, block_size: int) -> None:
         # The hash takes at most 64 bytes as its key.
         self._secret = blake2b(secret).digest()
-        self._block_size = block_size
+        self.block_size = block_size
 
     def root(self, salt: str = "", adapter: str = "") -> BlockKey:
         """The parent of a prompt's first block."""
@@ -28,7 +28,7 @@ class PrefixKeys:
     def extend(self, parent: BlockKey, token_ids: list[int]) -> list[BlockKey]:
         """Keys of the full blocks of `token_ids`, the first of which follows the block `parent`."""
         keys: list[BlockKey] = []
-        size = self._block_size
+        size = self.block_size
         for start in range(0, len(token_ids) - size + 1, size):
             tokens = array("q", token_ids[start : start + size]).tobytes()
             parent = blake2b(parent + tokens, digest_size=KEY_BYTES, key=self._secret).digest()

@@ -1,13 +1,17 @@
-"""Measured rates that the choice between recompute and swap rests on."""
+"""Measured rates that choices rest on: between recompute and swap, and, in the router, between workers."""
 
 from collections.abc import Callable
 
 from kv_cache.tensor_pool import TensorPool
 from scheduler.records import StepRecord
+from scheduler.step_estimate import MIN_STEPS_SEEN, StepLoad, StepTimeEstimate
 
 NUM_BLOCKS_TO_MEASURE = 16
 #: of a rate that cannot be measured: a pool without host blocks never swaps
 UNMEASURED_BLOCKS_PER_S = 1000.0
+#: the step by which workers are compared: what they happen to run must not count as their speed
+REFERENCE_PREFILL_TOKENS = 256
+REFERENCE_DECODES = 8
 
 
 class PrefillRate:
@@ -25,6 +29,24 @@ class PrefillRate:
         self._num_steps = min(self._num_steps + 1, 16)
         self.tokens_per_s += (rate - self.tokens_per_s) / self._num_steps
         return True
+
+
+class StepSpeed:
+    """What a step of `REFERENCE_PREFILL_TOKENS` and `REFERENCE_DECODES` would take, learnt from all kinds of steps."""
+
+    def __init__(self) -> None:
+        self._estimate = StepTimeEstimate()
+
+    def learn(self, record: StepRecord) -> None:
+        if record.duration_s:
+            self._estimate.learn(StepLoad(record.num_decodes, 0, 0), record.num_prefill_tokens, record.duration_s)
+
+    @property
+    def reference_step_s(self) -> float:
+        """0.0 until enough steps were seen."""
+        if self._estimate.num_steps < MIN_STEPS_SEEN:
+            return 0.0
+        return self._estimate.predict_s(StepLoad(REFERENCE_DECODES, 0, 0), REFERENCE_PREFILL_TOKENS)
 
 
 def measure_swap_rate(pool: TensorPool, clock: Callable[[], float]) -> float:

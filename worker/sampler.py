@@ -7,6 +7,7 @@ A token is the argmax of its decision scores: the logits with the request's edit
 row is greedy, divided by the temperature, cut to the survivors of top-k, top-p and min-p (`survivors`) and shifted
 by Gumbel noise (`noise`). That is a draw from the softmax of what survived. Equal scores go to the lowest token id.
 Log-probabilities are the log-softmax of the raw logits: temperature, edits and cuts do not show in them.
+Where a row's tokens are restricted, it is the log-softmax over those that are allowed.
 """
 
 import math
@@ -26,6 +27,8 @@ from worker.types import SamplingParams, TokenLogprobs
 MIN_TEMPERATURE = 1e-3
 #: what a log-probability of minus infinity is reported as: it must be a number in JSON
 LOGPROB_FLOOR = -9999.0
+#: in place of a token where the model gave no numbers to choose by
+NO_TOKEN = -1
 #: scores handled at once, in elements, by device type: a CPU's temporaries stay in its cache, a GPU is kept busy
 NUM_SCORES_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 22}
 
@@ -35,7 +38,7 @@ class SampleRow:
     """One token to choose. `position` is its absolute position: the number of known tokens before it.
 
     Several rows may name one `logits_row` (the n first tokens of a group). The token lists are only read, and only
-    for penalties and `min_tokens`.
+    for penalties and `min_tokens`. `allowed`: bool [vocabulary] on the CPU, what a grammar allows; None: everything.
     """
 
     logits_row: int
@@ -44,10 +47,13 @@ class SampleRow:
     position: int
     prompt_token_ids: list[int]
     output_token_ids: list[int]
+    allowed: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
 class SampledToken:
+    """`token_id` is NO_TOKEN where the row's logits hold NaN, or nothing above minus infinity."""
+
     token_id: int
     logprobs: TokenLogprobs | None
 
@@ -71,7 +77,8 @@ class Sampler:
         logits = logits[:, : self._vocab_size]
         scored = [place for place, row in enumerate(rows) if not _is_plain_argmax(row)]
         if len(scored) < len(rows):
-            best = logits.argmax(dim=-1)
+            values, best = logits.max(dim=-1)
+            best.masked_fill_(has_no_best(values), NO_TOKEN)
             chosen = best[self._index([row.logits_row for row in rows])]
         else:
             chosen = torch.empty(len(rows), dtype=torch.int64, device=self._device)
@@ -95,11 +102,9 @@ class Sampler:
         for place in places:
             row = rows[place]
             scores = logits[row.logits_row]
-            if edits_scores(row.params, len(row.output_token_ids)):
+            if _edits_scores(row):
                 scores = scores.clone()
-                edit_scores(
-                    scores, row.params, row.prompt_token_ids, row.output_token_ids, self._eos_token_ids
-                )
+                self._edit(scores, row)
             key = row_key(row.params.seed, row.sample_index, row.position)
             candidates.append(CandidateRow(scores, row.params, key))
         drawn, undecided = self._candidates.draw(candidates)
@@ -115,14 +120,8 @@ class Sampler:
         """
         scores = logits[self._index([row.logits_row for row in rows]), : self._vocab_size]
         for place, row in enumerate(rows):
-            if edits_scores(row.params, len(row.output_token_ids)):
-                edit_scores(
-                    scores[place],
-                    row.params,
-                    row.prompt_token_ids,
-                    row.output_token_ids,
-                    self._eos_token_ids,
-                )
+            if _edits_scores(row):
+                self._edit(scores[place], row)
         random = [place for place, row in enumerate(rows) if not _is_greedy(row.params)]
         for cut in (False, True):
             places = [place for place in random if cuts(rows[place].params) == cut]
@@ -131,10 +130,20 @@ class Sampler:
                 scores[index] = self._perturbed(scores[index], [rows[place] for place in places], cut=cut)
         return scores
 
+    def _edit(self, scores: torch.Tensor, row: SampleRow) -> None:
+        edit_scores(
+            scores, row.params, row.prompt_token_ids, row.output_token_ids, self._eos_token_ids, row.allowed
+        )
+
     def _choose(self, logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
         num_rows_at_once = max(1, NUM_SCORES_AT_ONCE[self._device.type] // logits.shape[1])
         slices = [rows[start : start + num_rows_at_once] for start in range(0, len(rows), num_rows_at_once)]
-        return torch.cat([self.decision_scores(logits, part).argmax(dim=-1) for part in slices])
+        chosen = []
+        for part in slices:
+            best = logits[self._index([row.logits_row for row in part])].amax(dim=-1)
+            scores = self.decision_scores(logits, part)
+            chosen.append(scores.argmax(dim=-1).masked_fill_(has_no_best(best), NO_TOKEN))
+        return torch.cat(chosen)
 
     def _perturbed(self, scores: torch.Tensor, rows: list[SampleRow], *, cut: bool) -> torch.Tensor:
         """Noise where a token may and can win; it is the noise that a pass over the whole vocabulary would add."""
@@ -160,10 +169,13 @@ class Sampler:
         """Rows that ask for equally many alternatives share one pass; others never see them."""
         places_by_count: dict[int, list[int]] = {}
         for place, row in enumerate(rows):
-            if row.params.logprobs is not None:
+            if row.params.logprobs is not None and sampled[place].token_id != NO_TOKEN:
                 places_by_count.setdefault(row.params.logprobs, []).append(place)
         for count, places in places_by_count.items():
             raw = logits[self._index([rows[place].logits_row for place in places])]
+            for own_raw, place in zip(raw, places, strict=True):
+                if (allowed := rows[place].allowed) is not None:
+                    own_raw.masked_fill_(~allowed.to(self._device), -torch.inf)
             normalizer = raw.logsumexp(dim=-1, keepdim=True)
             token_ids = self._index([sampled[place].token_id for place in places]).unsqueeze(1)
             own = (raw.gather(1, token_ids) - normalizer).squeeze(1).tolist()
@@ -171,9 +183,11 @@ class Sampler:
             top_values, top_ids = (top.values - normalizer).tolist(), top.indices.tolist()
             for place, value, values, ids in zip(places, own, top_values, top_ids, strict=True):
                 best_first = sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
+                if rows[place].allowed is not None:
+                    best_first = [pair for pair in best_first if pair[1] > -math.inf]
                 sampled[place].logprobs = (
-                    _floored(value),
-                    [(token_id, _floored(logprob)) for token_id, logprob in best_first],
+                    floored(value),
+                    [(token_id, floored(logprob)) for token_id, logprob in best_first],
                 )
 
     def _index(self, values: list[int]) -> torch.Tensor:
@@ -185,9 +199,18 @@ def _is_greedy(params: SamplingParams) -> bool:
     return params.temperature < MIN_TEMPERATURE or params.top_k == 1 or params.top_p <= 0
 
 
+def _edits_scores(row: SampleRow) -> bool:
+    return row.allowed is not None or edits_scores(row.params, len(row.output_token_ids))
+
+
 def _is_plain_argmax(row: SampleRow) -> bool:
-    return _is_greedy(row.params) and not edits_scores(row.params, len(row.output_token_ids))
+    return _is_greedy(row.params) and not _edits_scores(row)
 
 
-def _floored(logprob: float) -> float:
+def has_no_best(best: torch.Tensor) -> torch.Tensor:
+    """Whether rows with these greatest logits have no token to choose; NaN anywhere in a row is its greatest."""
+    return best.isnan() | (best == -torch.inf)
+
+
+def floored(logprob: float) -> float:
     return max(logprob, LOGPROB_FLOOR) if math.isfinite(logprob) else LOGPROB_FLOOR

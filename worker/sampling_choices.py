@@ -25,6 +25,7 @@ _NEUTRAL_FOR_BEAMS: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0.0,),
     "frequency_penalty": (0.0,),
     "logprobs": (None,),
+    "prompt_logprobs": (None,),
     "min_tokens": (0,),
 }
 
@@ -41,8 +42,9 @@ class SamplingError(ValueError):
 class SamplingChoices:
     """None means: the model's default. `max_tokens` None: up to the model's length. `seed` None: a random one.
 
-    With `beam_width` the `n` best answers of a beam search: it goes by the model's own probabilities, so that nothing
-    of what shapes samples may be set beside it.
+    With `prompt_logprobs` `max_tokens` may be 0: the prompt is scored, and that is all. With `beam_width` the `n` best
+    answers of a beam search: it goes by the model's own probabilities, so that nothing of what shapes samples may be
+    set beside it.
     """
 
     max_tokens: int | None = None
@@ -59,6 +61,7 @@ class SamplingChoices:
     frequency_penalty: float = 0.0
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -71,8 +74,10 @@ class SamplingChoices:
         Raises `SamplingError` for the first choice that is out of range.
         """
         self.check()
-        if self.logprobs is not None and self.logprobs > vocab_size:
-            raise SamplingError("logprobs", f"must be at most the vocabulary's {vocab_size}, got {self.logprobs}")
+        for option in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, option)
+            if count is not None and count > vocab_size:
+                raise SamplingError(option, f"must be at most the vocabulary's {vocab_size}, got {count}")
         longest = max_tokens if self.max_tokens is None else min(self.max_tokens, max_tokens)
         if self.beam_width is not None:
             if self.beam_width > vocab_size:
@@ -106,6 +111,7 @@ class SamplingChoices:
             frequency_penalty=self.frequency_penalty,
             seed=(random_seed if self.seed is None else self.seed) % SEED_LIMIT,
             logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
             min_tokens=self.min_tokens,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
@@ -113,7 +119,7 @@ class SamplingChoices:
 
     def check(self) -> None:
         """Raises `SamplingError` for the first choice that is out of range."""
-        _check("max_tokens", self.max_tokens, 1, math.inf)
+        _check("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0, math.inf)
         _check("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         _check("top_p", self.top_p, 0.0, 1.0)
         _check("top_k", self.top_k, 0, math.inf)
@@ -123,6 +129,7 @@ class SamplingChoices:
         _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check("logprobs", self.logprobs, 0, math.inf)
+        _check("prompt_logprobs", self.prompt_logprobs, 0, math.inf)
         _check("min_tokens", self.min_tokens, 0, math.inf)
         _check("n", self.n, 1, math.inf)
         self._check_beams()

@@ -1,4 +1,4 @@
-"""Edits that a request makes to its own scores before a token is chosen: logit bias, penalties, min_tokens.
+"""Edits that a request makes to its own scores before a token is chosen: logit bias, penalties, min_tokens, a grammar.
 
 Owns the formulas. Knows nothing of temperature, noise or other rows; it changes the one row it is given, in place.
 """
@@ -11,7 +11,7 @@ from worker.types import SamplingParams
 
 
 def edits_scores(params: SamplingParams, num_output_tokens: int) -> bool:
-    """Whether `edit_scores` would change anything."""
+    """Whether `edit_scores` would change anything, where all tokens are allowed."""
     return bool(
         params.logit_bias
         or params.repetition_penalty != 1.0
@@ -27,8 +27,10 @@ def edit_scores(
     prompt_token_ids: Sequence[int],
     output_token_ids: Sequence[int],
     eos_token_ids: Iterable[int],
+    allowed: torch.Tensor | None = None,
 ) -> None:
-    """Change float32 `scores` [vocabulary] in place: bias first, then penalties, then the ban on early ends.
+    """Change float32 `scores` [vocabulary] in place: bias first, then penalties, then the ban on early
+    ends, then that on what is not `allowed` (bool [vocabulary], on the CPU; None: everything is).
 
     The repetition penalty sees prompt and output, presence and frequency the output only. While there are fewer
     than `min_tokens` output tokens, stop tokens cannot be chosen: those of the request, and the model's EOS unless
@@ -50,7 +52,17 @@ def edit_scores(
         ending = set(params.stop_token_ids)
         if not params.ignore_eos:
             ending.update(eos_token_ids)
-        scores[_ids(ending, scores)] = -torch.inf
+        if allowed is None or _leaves_something(allowed, ending):
+            scores[_ids(ending, scores)] = -torch.inf
+    if allowed is not None:
+        scores.masked_fill_(~allowed.to(scores.device), -torch.inf)
+
+
+def _leaves_something(allowed: torch.Tensor, banned: Iterable[int]) -> bool:
+    """Whether a ban leaves any token: where an answer can only end, it ends."""
+    rest = allowed.clone()
+    rest[_ids(banned, rest)] = False
+    return bool(rest.any())
 
 
 def _ids(token_ids: Iterable[int], scores: torch.Tensor) -> torch.Tensor:

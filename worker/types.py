@@ -1,6 +1,18 @@
 """Plain messages between the engine and whoever asks it: requests, token events, load. No tensors, no text."""
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+#: JSON text of a schema for json_schema, a JSON list for choice, Lark or GBNF for ebnf, nothing for json_object
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What an answer is held to, as a client wrote it; `worker.grammar.specs` makes them."""
+
+    kind: GrammarKind
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +34,10 @@ class SamplingParams:
 
     temperature 0 is greedy; top_k 0, top_p 1.0 and min_p 0.0 are off. `seed` is always set: whoever takes the
     request in draws one for an unseeded request. `logprobs` is the number of alternatives reported beside the
-    chosen token (0: the chosen one alone; None: no log-probabilities). With `beam`, `n` is how many of the best
-    answers are returned, all at the end; temperature, cuts, penalties and bias do not apply.
+    chosen token (0: the chosen one alone; None: no log-probabilities), `prompt_logprobs` the same for the tokens of
+    the prompt. With `max_tokens` 0 nothing is generated: the prompt is computed, and that is all. With `beam`, `n` is
+    how many of the best answers are returned, all at the end; temperature, cuts, penalties and bias do not apply. A
+    `grammar` decides which tokens may be chosen and when the answer may end; there is none beside `beam`.
     """
 
     max_tokens: int
@@ -34,6 +48,7 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -42,13 +57,14 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     beam: BeamParams | None = None
+    grammar: GrammarSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """A request as the engine takes it. `output_token_ids` (one list per sample) is what a resumed request
-    has already produced; empty for a new one. `priority`: lower is more urgent. `cache_salt`: only requests with the
-    same one share cached prefixes."""
+    has already produced; empty for a new one. Its `ended_samples` are not run, and no event tells of them.
+    `priority`: lower is more urgent. `cache_salt`: only requests with the same one share cached prefixes."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -57,19 +73,34 @@ class EngineRequest:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    ended_samples: tuple[int, ...] = ()
+
+    @property
+    def open_samples(self) -> list[int]:
+        """The indices of the samples that are to run."""
+        return [index for index in range(self.params.n) if index not in self.ended_samples]
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens that are computed before the first new one."""
+        return len(self.prompt_token_ids) + sum(map(len, self.output_token_ids))
 
 
 #: (log-probability of the chosen token, [(token id, log-probability), ...] of the best alternatives, best first)
 TokenLogprobs = tuple[float, list[tuple[int, float]]]
+#: of a prompt's token: (its log-probability, its rank among all tokens from 1 on, the best alternatives as above)
+PromptTokenLogprobs = tuple[float, int, list[tuple[int, float]]]
 
 
 @dataclass(slots=True)
 class TokenEvent:
     """New tokens of one sample, or its end, or both. `token_ids` includes the stop token that ended it.
 
-    finish_reason: None while it goes on, else "stop", "length", "abort" or "error" (then `error` says why, and
-    `is_refusal` that it is for what the request asks, so that nothing is wrong with the engine). The first event of
-    a request says how many tokens of its prompt the prefix cache gave (`num_cached_tokens`; None in the others).
+    finish_reason: None while it goes on, else "stop", "length", "abort" or "error". Then `error` says why;
+    `is_refusal`: it is for what the request asks, and nothing is wrong with the engine; `is_worker_lost`: the engine
+    died or is stopping, and another one may go on with the request. The first event of a request says how many tokens
+    of its prompt the prefix cache gave (`num_cached_tokens`; None in the others), and has the log-probabilities of its
+    prompt from the second token on, if the request wants them (`prompt_logprobs`).
     """
 
     request_id: str
@@ -79,7 +110,9 @@ class TokenEvent:
     finish_reason: str | None = None
     error: str | None = None
     is_refusal: bool = False
+    is_worker_lost: bool = False
     num_cached_tokens: int | None = None
+    prompt_logprobs: list[PromptTokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +120,7 @@ class EngineLoad:
     """What a worker holds, as the router scores it and the gauges show it.
 
     Blocks without `host` in their name are the device's; free ones include those that are only cached.
+    `reference_step_s` is what a step of a fixed content is foreseen to take (`rates.StepSpeed`); 0.0 until it is known.
     """
 
     num_waiting: int
@@ -98,3 +132,4 @@ class EngineLoad:
     num_used_host_blocks: int = 0
     num_free_host_blocks: int = 0
     num_cached_blocks: int = 0
+    reference_step_s: float = 0.0

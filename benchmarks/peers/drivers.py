@@ -72,6 +72,23 @@ class Setting:
         return variables
 
 
+def peers_at_hand(setting: Setting) -> list[str]:
+    """The peers that are set up; what is said of the others goes to standard error. Raises PeerError if none is."""
+    found: list[str] = []
+    reasons: list[str] = []
+    for peer in PEERS:
+        try:
+            setting.command(peer)
+            found.append(peer)
+        except PeerError as error:
+            reasons.append(str(error))
+    if not found:
+        raise PeerError("; ".join(reasons))
+    for reason in reasons:
+        print(reason, file=sys.stderr, flush=True)
+    return found
+
+
 class Driver:
     """One engine's process, loaded and waiting. Use as a context: leaving it ends the process."""
 

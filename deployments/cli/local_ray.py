@@ -7,21 +7,29 @@ terminal.
 import contextlib
 import logging
 from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 
+from deployments.app import INGRESS_NAME
 from deployments.config import prepare_ray_environment
 from monitoring import metrics_actor
+
+logger = logging.getLogger(__name__)
 
 APP_NAME = "stallfree"
 #: Ray's shared-memory store: nothing of ours goes through it but start-up messages
 OBJECT_STORE_BYTES = 100 * 2**20
 #: what is left of a local cluster so long after its end is killed
 _REMAINS_TIMEOUT_S = 10.0
+#: for an ingress replica to end the answers whose time is over, and to say so
+_DRAIN_MARGIN_S = 5.0
 _CONTROLLER_NAME = "SERVE_CONTROLLER_ACTOR"
 
 
@@ -36,6 +44,7 @@ class RunningApp:
         self._address = address
         self._started_serve = False
         self._deployed = False
+        self._serves = False
 
     def start_ray(self) -> None:
         """Connects to the cluster at the given address, or starts one here that ends with this process."""
@@ -65,20 +74,29 @@ class RunningApp:
         self._deployed = True
         try:
             serve.run(app, name=APP_NAME)
+            self._serves = True
         except (RuntimeError, RayServeException) as error:
             raise StartError(_failure()) from error
 
-    def stop_app(self) -> None:
-        """Lets running answers drain, as far as their time allows."""
+    def stop_app(self, drain_timeout_s: float = 0.0) -> None:
+        """Lets running answers have `drain_timeout_s` to end; those that go on get an error, and then all ends."""
         if not ray.is_initialized():
             return
+        try:
+            if self._serves:
+                _drain(drain_timeout_s)
+        except KeyboardInterrupt:
+            # A cluster of our own ends with everything in it; one that others use must not keep the application.
+            if self._address is not None:
+                serve.delete(APP_NAME, _blocking=False)
+            raise
         if self._deployed:
             # First, as a shutdown of Serve ends the proxy, and with it every stream, before any replica has drained.
             _delete_app()
             metrics_actor.remove(APP_NAME)
         if self._started_serve:
             serve.shutdown()  # type: ignore[no-untyped-call]
-        self._started_serve = self._deployed = False
+        self._started_serve = self._deployed = self._serves = False
 
     def stop_ray(self) -> None:
         """Leaves the cluster; a local one ends, with every process that it started."""
@@ -88,6 +106,18 @@ class RunningApp:
         for process in alive:
             process.kill()
         psutil.wait_procs(alive, timeout=_REMAINS_TIMEOUT_S)
+
+
+def _drain(timeout_s: float) -> None:
+    """Every ingress replica takes nothing on any more and sees its answers to their end, or ends them. Serve has no
+    hook at which a replica could do that by itself."""
+    ingress: DeploymentHandle[Any] = serve.get_deployment_handle(INGRESS_NAME, app_name=APP_NAME)
+    try:
+        ingress.broadcast("drain", timeout_s).results(
+            timeout_s=timeout_s + _DRAIN_MARGIN_S, return_exceptions=True
+        )
+    except (RayError, RayServeException, TimeoutError) as error:
+        logger.warning("the ingress could not be told to drain: %r", error)
 
 
 def _delete_app() -> None:

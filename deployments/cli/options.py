@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from scheduler.config import PreemptionMode, QueuePolicy
 from worker.config import (
+    ATTENTION_BACKENDS,
     DEFAULT_BUDGET_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
     DEVICES,
@@ -127,6 +128,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
     )
     add("record", "write the scheduler's inputs to FILE (or FILE.1, ... if it is there), for replay", metavar="FILE")
+    add(
+        "attention_backend",
+        "auto: the CPU kernels where they serve the model, else Transformers' layers (torch_sdpa)",
+        choices=ATTENTION_BACKENDS,
+    )
     add_count("num_threads", "CPU threads of the model (default: all cores; served: all but one for all workers)")
 
 

@@ -22,18 +22,16 @@ from deployments.cli.options import (
     add_engine_options,
     error_line,
     usage_error,
-    whole_number,
 )
 from deployments.cli.ports import can_listen, claim
 from deployments.cli.serve_file import read_options
+from deployments.cli.serve_options import DEFAULT_HOST, DEFAULT_PORT, add_serve_options
 from deployments.engine_seam import threads_per_worker
 from worker.config import ConfigError, EngineConfig
 
 if TYPE_CHECKING:
     from deployments.cli.local_ray import RunningApp
 
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 8000
 NUM_SECRET_BYTES = 32
 _WILDCARD_HOSTS = ("0.0.0.0", "::")
 
@@ -52,27 +50,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[OneLineParser]") -> OneLi
         # An option that is not given leaves no trace, so that a file can fill it in.
         argument_default=argparse.SUPPRESS,
     )
-    add = parser.add_argument
-    add("--config", metavar="FILE", help="YAML: a Serve config with one application, or options by name; "
-        "the command line goes before it")  # fmt: skip
-    add("--address", metavar="ADDRESS", help="a running Ray cluster (default: start Ray on this machine)")
-    add("--host", metavar="HOST", help=f"where to listen (default: {DEFAULT_HOST})")
-    add("--port", type=whole_number, metavar="PORT", help=f"(default: {DEFAULT_PORT})")
-    add("--num-workers", type=whole_number, metavar="N", help="replicas of the model (default: 1)")
-    add("--served-model-name", metavar="NAME", help="what clients call the model (default: as in --model)")
-    add("--chat-template", metavar="FILE", help="a Jinja template in place of the model's own")
-    add("--metrics-host", metavar="HOST", help="where to listen for scrapes (default: 127.0.0.1)")
-    add("--metrics-port", type=whole_number, metavar="PORT", help="0: no scrape port (default: 9400)")
-    add("--stall-timeout-s", type=float, metavar="S", help="a worker silent for so long has failed (default: 5)")
-    add("--step-timeout-s", type=float, metavar="S", help="a step that runs so long is stuck (default: 60)")
-    add("--accept-timeout-s", type=float, metavar="S", help="until a worker takes a request in (default: 30)")
-    add("--drain-timeout-s", type=float, metavar="S", help="time for running answers at the end (default: 20)")
-    add("--max-n", type=whole_number, metavar="N",
-        help="most answers to one prompt: bounds n, best_of and beam_width (default: 64)")  # fmt: skip
-    add("--most-urgent-priority", type=whole_number, metavar="P",
-        help="no request is more urgent, whatever it asks; lower is more urgent (default: -100)")  # fmt: skip
-    add("--tenant-header", metavar="NAME", help="HTTP header whose value is the tenant, for --queue-policy fair "
-        "(default: none, all requests are one tenant's)")  # fmt: skip
+    add_serve_options(parser)
     add_engine_options(parser)
     return parser
 
@@ -122,7 +100,7 @@ def _serve(
             for note in _check_model(args.to_engine_config()):
                 _say(err, note)
             if args.num_threads is None:
-                args = args.model_copy(update={"num_threads": threads_per_worker(args.num_workers)})
+                args = args.model_copy(update={"num_threads": threads_per_worker(args.worker_bounds[1])})
         if not args.shared_prefix_cache_secret:
             # Drawn here, once: all workers must name equal blocks alike.
             args = args.model_copy(update={"prefix_cache_secret": secrets.token_hex(NUM_SECRET_BYTES)})
@@ -149,16 +127,16 @@ def _serve(
         err.write(error_line(str(error)))
         return EXIT_FAILED
     finally:
-        _stop(running)
+        _stop(running, args.drain_timeout_s)
     return 0
 
 
-def _stop(running: "RunningApp") -> None:
+def _stop(running: "RunningApp", drain_timeout_s: float) -> None:
     """A stop signal during the drain cuts it short; one after that changes nothing."""
     # Ray reports its own processes' ends as errors: they are what was asked for.
     with contextlib.redirect_stdout(io.StringIO()):
         with contextlib.suppress(KeyboardInterrupt):
-            running.stop_app()
+            running.stop_app(drain_timeout_s)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         running.stop_ray()

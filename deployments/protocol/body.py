@@ -2,15 +2,23 @@
 
 import asyncio
 import json
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, Protocol, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from deployments.disconnects import ClientGoneError
 from deployments.protocol.errors import ApiError, bad_request
-from deployments.protocol.requests import GenerationRequest
 
-RequestT = TypeVar("RequestT", bound=GenerationRequest)
+
+class Parsable(Protocol):
+    """A body that makes itself of a JSON object, or raises ApiError."""
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self: ...
+
+
+RequestT = TypeVar("RequestT", bound=Parsable)
 
 #: parsing more than this takes longer than other requests should wait
 _PARSE_ON_LOOP_BYTES = 64 * 1024

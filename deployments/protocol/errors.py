@@ -1,11 +1,16 @@
 """What goes wrong at the edge, as OpenAI error objects. Texts name fields and numbers, never what a client wrote."""
 
+import math
 from typing import Any
 
 from pydantic import ValidationError
 
 #: what an error text says after a validator's own message starts with these words
 _VALIDATOR_PREFIX = "Value error, "
+
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+#: where nothing tells how long it will take
+RETRY_AFTER_S = 1
 
 
 class ApiError(Exception):
@@ -37,6 +42,8 @@ def error_body(message: str, status: int, param: str | None = None, code: str | 
         kind = "server_error"
     elif status == 404:
         kind = "not_found_error"
+    elif status == 429:
+        kind = "rate_limit_error"
     else:
         kind = "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -65,8 +72,40 @@ def context_length_exceeded(num_prompt_tokens: int, max_tokens: int, max_model_l
         f"the model's context is {max_model_len} tokens, but the prompt has {num_prompt_tokens} tokens and the "
         f"answer may need {max_tokens}: {num_prompt_tokens + max_tokens} in all",
         param,
-        "context_length_exceeded",
+        CONTEXT_LENGTH_EXCEEDED,
     )
+
+
+def overloaded(retry_after_s: float) -> ApiError:
+    """Every worker's queue is full; one may have room in so many seconds."""
+    seconds = max(math.ceil(retry_after_s), 1)
+    return ApiError(
+        429,
+        f"the queues of all workers are full; there may be room in {seconds} s",
+        code="queue_full",
+        headers={"Retry-After": str(seconds)},
+    )
+
+
+def too_many_open_requests(max_open_requests: int) -> ApiError:
+    return ApiError(
+        429,
+        f"{max_open_requests} requests are open here, which is the limit",
+        code="too_many_open_requests",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
+def unavailable(message: str) -> ApiError:
+    return ApiError(503, message, code="worker_unavailable", headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def server_stopping() -> ApiError:
+    return ApiError(503, "the server is stopping", code="server_stopping", headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def deadline_passed(timeout_s: float) -> ApiError:
+    return ApiError(504, f"the answer was not done within its {timeout_s:g} s", param="timeout", code="timeout")
 
 
 def from_validation(error: ValidationError) -> ApiError:

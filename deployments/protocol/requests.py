@@ -4,17 +4,16 @@ Null means the default for every optional field. What depends on the model (its 
 defaults) is checked in `sampling.py`.
 """
 
-import logging
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from deployments.protocol.choices import check_choices
-from deployments.protocol.errors import bad_request, from_validation, not_supported
-
-logger = logging.getLogger(__name__)
+from deployments.protocol.errors import bad_request
+from deployments.protocol.parsing import Refusals, parse_body
+from deployments.protocol.structured import AnswerForm
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
@@ -24,11 +23,17 @@ MAX_LOGIT_BIASES = 1024
 MAX_MESSAGES = 4096
 MAX_PRIORITY = 100
 MAX_CACHE_SALT_CHARS = 256
-_MAX_NAMED_UNKNOWN_FIELDS = 20
+#: what `chat_template_kwargs` cannot set: it says what is rendered, and how
+RENDERING_ARGUMENTS = frozenset(
+    {
+        "self", "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
+        "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
+        "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "kwargs",
+    }
+)  # fmt: skip
 
 Prompt = str | list[int]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-_RequestT = TypeVar("_RequestT", bound="GenerationRequest")
 
 
 def _stop_list(value: Any) -> Any:
@@ -41,8 +46,8 @@ def _stop_list(value: Any) -> Any:
 
 
 def _logit_bias(value: Any) -> Any:
-    """JSON keys are strings; here they become token ids. Some clients send [] for an empty object."""
-    if value == []:
+    """JSON keys are strings; here they become token ids. Some clients send [] or "" for an empty object."""
+    if value in ([], ""):
         return None
     if not isinstance(value, dict):
         return value
@@ -55,6 +60,12 @@ def _early_stopping(value: Any) -> Any:
     if value is None or isinstance(value, bool) or value == "never":
         return value
     raise ValueError("must be true, false or 'never'")
+
+
+def _template_kwargs(value: Any) -> Any:
+    if isinstance(value, dict) and (taken := sorted(value.keys() & RENDERING_ARGUMENTS)):
+        raise ValueError(f"must not hold '{taken[0]}'")
+    return value
 
 
 def _prompts(value: Any) -> list[Prompt]:
@@ -96,17 +107,32 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
+#: As clients send them, for the OpenAPI page.
+_StopStrings = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]], Field(max_length=MAX_STOP_STRINGS)
+]
+_LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100.0, le=100.0)]],
+    Field(max_length=MAX_LOGIT_BIASES),
+]
+
+
+class TextPart(_Body):
+    type: Literal["text"]
+    text: str
+
+
 class StreamOptions(_Body):
     include_usage: bool | None = None
 
 
 class Message(_Body):
     role: Role  # before `content`, whose check looks at it
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[TextPart] | None)]
     name: str | None = None
 
 
-class GenerationRequest(_Body):
+class GenerationRequest(_Body, AnswerForm):
     """The fields that both kinds of request share."""
 
     model: str
@@ -119,7 +145,7 @@ class GenerationRequest(_Body):
     stop: Annotated[
         list[Annotated[str, Field(max_length=MAX_STOP_STRING_CHARS)]] | None,
         Field(max_length=MAX_STOP_STRINGS),
-        BeforeValidator(_stop_list),
+        BeforeValidator(_stop_list, json_schema_input_type=str | _StopStrings | None),
     ] = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -127,18 +153,23 @@ class GenerationRequest(_Body):
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     logit_bias: Annotated[
         dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] | None,
         Field(max_length=MAX_LOGIT_BIASES),
-        BeforeValidator(_logit_bias),
+        BeforeValidator(_logit_bias, json_schema_input_type=_LogitBias | None),
     ] = None
     n: Annotated[int, Field(ge=1)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     use_beam_search: bool | None = None
     beam_width: Annotated[int, Field(ge=1)] | None = None
     length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = None
-    early_stopping: Annotated[bool | str | None, BeforeValidator(_early_stopping)] = None
+    early_stopping: Annotated[
+        bool | str | None,
+        BeforeValidator(_early_stopping, json_schema_input_type=bool | Literal["never"] | None),
+    ] = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    timeout: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -149,17 +180,7 @@ class GenerationRequest(_Body):
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
         """Raises ApiError that names the field."""
-        refuse_unsupported(body)
-        known = cls.model_fields.keys() | _REFUSED.keys()
-        unknown = [name for name in body if name not in known]
-        if unknown:
-            # Names alone, bounded and escaped: values are the client's own matter.
-            names = ", ".join(repr(name[:64]) for name in unknown[:_MAX_NAMED_UNKNOWN_FIELDS])
-            logger.warning("ignored %d unknown request fields: %s", len(unknown), names)
-        try:
-            request = cls.model_validate(dict(body))
-        except ValidationError as error:
-            raise from_validation(error) from None
+        request = parse_body(cls, body, _REFUSED)
         request.check()
         return request
 
@@ -167,7 +188,10 @@ class GenerationRequest(_Body):
         """What no single field can tell."""
         if self.include_usage and not self.stream:
             raise bad_request("stream_options: only allowed when stream is true", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise bad_request("prompt_logprobs: not together with stream", "prompt_logprobs")
         check_choices(self)
+        self.find_grammar(use_beam_search=bool(self.use_beam_search))
 
     @property
     def num_choices(self) -> int:
@@ -199,12 +223,22 @@ class GenerationRequest(_Body):
         raise NotImplementedError
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the tokens of the prompt."""
+        return self.prompt_logprobs
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: Annotated[list[Prompt], BeforeValidator(_prompts)]
+    """`max_tokens` 0 computes the prompt alone: with `echo` and `logprobs`, or `prompt_logprobs`, it is scored."""
+
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt: Annotated[
+        list[Prompt], BeforeValidator(_prompts, json_schema_input_type=Prompt | list[str] | list[list[int]])
+    ]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -212,11 +246,17 @@ class CompletionRequest(GenerationRequest):
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in wanted if count is not None), default=None)
+
 
 class ChatRequest(GenerationRequest):
     """Of the two limits `max_completion_tokens` wins."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(_template_kwargs)] = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -240,27 +280,13 @@ class ChatRequest(GenerationRequest):
 
 
 #: Fields that would change the answer and are not there yet: the values that ask for nothing, and what is refused.
-_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+_REFUSED: Refusals = {
     "suffix": ((None, ""), "text after the completion"),
     "tools": ((None, [], {}, ""), "calling tools"),
     "tool_choice": ((None, "", "none", "auto"), "calling tools"),
     "functions": ((None, [], {}, ""), "calling functions"),
     "function_call": ((None, "", "none", "auto"), "calling functions"),
-    "response_format": ((None, {}, "", {"type": "text"}), "a format other than text"),
-    "guided_json": ((None,), "guided decoding"),
-    "guided_regex": ((None,), "guided decoding"),
-    "guided_choice": ((None,), "guided decoding"),
-    "guided_grammar": ((None,), "guided decoding"),
-    "structured_outputs": ((None,), "guided decoding"),
-    "prompt_logprobs": ((None,), "log-probabilities of the prompt"),
+    "chat_template": ((None,), "a chat template of the request's own"),
     "modalities": ((None, [], ["text"]), "output other than text"),
     "audio": ((None,), "output other than text"),
 }
-
-
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    for name, (neutral, what) in _REFUSED.items():
-        value = body.get(name)
-        # `0 == False`, but they are not the same to a client
-        if not any(value == allowed and type(value) is type(allowed) for allowed in neutral):
-            raise not_supported(name, what)

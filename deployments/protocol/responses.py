@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from deployments.prompt_entries import PromptEntry
 from worker.types import TokenLogprobs
 
 #: JSON has no minus infinity; OpenAI shows this for a token that could not be.
@@ -78,23 +79,69 @@ def chat_logprobs(entries: list[TokenLogprob], token_text: TokenText) -> dict[st
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(entries: list[TokenLogprob], token_text: TokenText) -> dict[str, Any]:
-    """`top_logprobs` holds the best alternatives and always the chosen token; of two tokens with one text (parts of
-    characters) the likelier is shown."""
-    top: list[dict[str, float]] = []
+def completion_logprobs(
+    entries: list[TokenLogprob], token_text: TokenText, echoed: list[PromptEntry], num_alternatives: int
+) -> dict[str, Any]:
+    """Those of the `echoed` prompt, then the answer's. `top_logprobs` holds the best alternatives and always the
+    token itself; of two tokens with one text (parts of characters) the likelier is shown. A prompt's first token has
+    null in both."""
+    logprobs: list[float | None] = []
+    top: list[dict[str, float] | None] = []
+    for prompt_entry in echoed:
+        if prompt_entry.logprobs is None:
+            logprobs.append(None)
+            top.append(None)
+            continue
+        own, _, alternatives = prompt_entry.logprobs
+        logprobs.append(finite(own))
+        top.append(_shown(prompt_entry.token_id, own, alternatives[:num_alternatives], token_text))
     for entry in entries:
-        chosen, alternatives = entry.logprobs
-        shown: dict[str, float] = {}
-        for token_id, logprob in [*alternatives, (entry.token_id, chosen)]:
-            text = token_text(token_id)[0]
-            shown[text] = max(shown.get(text, LOGPROB_FLOOR), finite(logprob))
-        top.append(shown)
+        own, alternatives = entry.logprobs
+        logprobs.append(finite(own))
+        top.append(_shown(entry.token_id, own, alternatives, token_text))
+    tokens: list[PromptEntry | TokenLogprob] = [*echoed, *entries]
     return {
-        "tokens": [token_text(entry.token_id)[0] for entry in entries],
-        "token_logprobs": [finite(entry.logprobs[0]) for entry in entries],
+        "tokens": [token_text(token.token_id)[0] for token in tokens],
+        "token_logprobs": logprobs,
         "top_logprobs": top,
-        "text_offset": [entry.text_offset for entry in entries],
+        "text_offset": [token.text_offset for token in tokens],
     }
+
+
+def prompt_logprobs(
+    entries: list[PromptEntry], token_text: TokenText, num_alternatives: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's field: null for the first token; for each other one the token itself and the best alternatives, by id."""
+    shown: list[dict[str, dict[str, Any]] | None] = []
+    for entry in entries:
+        if entry.logprobs is None:
+            shown.append(None)
+            continue
+        own, own_rank, alternatives = entry.logprobs
+        ranked = {entry.token_id: (own, own_rank)}
+        for rank, (token_id, logprob) in enumerate(alternatives[:num_alternatives], 1):
+            ranked.setdefault(token_id, (logprob, rank))
+        shown.append(
+            {
+                str(token_id): {
+                    "logprob": finite(logprob),
+                    "rank": rank,
+                    "decoded_token": token_text(token_id)[0],
+                }
+                for token_id, (logprob, rank) in ranked.items()
+            }
+        )
+    return shown
+
+
+def _shown(
+    token_id: int, own: float, alternatives: list[tuple[int, float]], token_text: TokenText
+) -> dict[str, float]:
+    shown: dict[str, float] = {}
+    for shown_id, logprob in [*alternatives, (token_id, own)]:
+        text = token_text(shown_id)[0]
+        shown[text] = max(shown.get(text, LOGPROB_FLOOR), finite(logprob))
+    return shown
 
 
 def finite(logprob: float) -> float:

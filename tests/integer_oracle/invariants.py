@@ -13,6 +13,8 @@ class StepChecker:
         self._blocks = blocks
         self._decoding: list[SequenceGroup] = []
         self._outside: list[SequenceGroup] = []
+        #: sequences that keep their slots, or are owed them together, where limits were lowered meanwhile
+        self._num_owed_seqs = 0
         #: by victim, the urgent request that took its place and has not come in yet
         self._owed: dict[str, str] = {}
 
@@ -20,6 +22,8 @@ class StepChecker:
         queues = self._scheduler.queues
         self._decoding = [group for group in queues.running if not group.is_prefilling]
         self._outside = [*queues.swapped, *queues.waiting]
+        widths = [len(group.sequences) for group in [*queues.running, *self._outside]]
+        self._num_owed_seqs = max([sum(group.num_seqs for group in queues.running), *widths])
 
     def check(self, outputs: SchedulerOutputs) -> None:
         record = self._scheduler.records.newest
@@ -28,20 +32,22 @@ class StepChecker:
         self._blocks.check_integrity()
         self._check_admissions(record, outputs)
         self._check_kinds(outputs, record)
-        self._check_chunk_sizes(outputs)
+        self._check_chunk_sizes(outputs, record)
         self._check_reasons(record)
         assert self._scheduler.num_empty_steps < 2
 
     def _check_budget(self, outputs: SchedulerOutputs, record: StepRecord) -> None:
         config = self._scheduler.config
+        max_num_tokens = max(config.max_num_batched_tokens, self._num_owed_seqs)
+        max_num_seqs = max(config.max_num_seqs, self._num_owed_seqs)
         sizes = [chunk.token_chunk_size for chunk in outputs.chunks]
         assert all(size > 0 for size in sizes)
         assert sum(sizes) == outputs.num_batched_tokens == record.num_batched_tokens
-        assert outputs.num_batched_tokens <= config.max_num_batched_tokens
+        assert outputs.num_batched_tokens <= max_num_tokens
         seq_ids = [chunk.seq_id for chunk in outputs.chunks]
         assert len(seq_ids) == len(set(seq_ids)), "a sequence runs twice in one step"
-        assert len(seq_ids) <= config.max_num_seqs
-        assert sum(group.num_seqs for group in self._scheduler.queues.running) <= config.max_num_seqs
+        assert len(seq_ids) <= max_num_seqs
+        assert sum(group.num_seqs for group in self._scheduler.queues.running) <= max_num_seqs
         assert record.num_decodes + len(record.prefill_chunks) == len(outputs.chunks)
 
     def _check_tables(self, outputs: SchedulerOutputs) -> None:
@@ -95,9 +101,9 @@ class StepChecker:
             return False
         return not group.is_forked or group.is_beam or len(self._scheduler.queues.running) == 1
 
-    def _check_chunk_sizes(self, outputs: SchedulerOutputs) -> None:
+    def _check_chunk_sizes(self, outputs: SchedulerOutputs, record: StepRecord) -> None:
         alignment = self._scheduler.config.chunk_alignment
-        left = self._scheduler.config.max_num_batched_tokens
+        left = record.max_num_batched_tokens
         ends = {s.seq_id: s.prefill_end for group in self._scheduler.queues.running for s in group.live}
         for chunk in outputs.chunks:
             size = chunk.token_chunk_size

@@ -89,6 +89,7 @@ class Player:
     def _arrive(self, arrival: Arrival) -> None:
         max_tokens = UNLIMITED if arrival.is_beam else arrival.max_tokens
         stop_token_ids = frozenset({STOP_TOKEN_ID} if arrival.has_stop_token and not arrival.is_beam else ())
+        outputs = [solo_tokens(arrival.prompt, index, count) for index, count in enumerate(arrival.num_resumed)]
         request = Request(
             arrival.request_id,
             arrival.prompt,
@@ -98,7 +99,9 @@ class Player:
             arrival.is_beam,
             arrival.priority,
             arrival.tenant,
-            block_keys=[self._keys(arrival.prompt)],
+            output_token_ids=outputs,
+            block_keys=[self._keys(arrival.prompt + output) for output in outputs or [[]]],
+            ended_samples=arrival.ended_samples,
         )
         try:
             self._groups[arrival.request_id] = self.scheduler.add(request)
@@ -200,6 +203,9 @@ class Player:
     def _collect(self) -> None:
         for request_id, group in self._groups.items():
             for seq in group.sequences:
+                if seq.index in self._arrivals[request_id].ended_samples:
+                    assert (request_id, seq.index) not in self.played.ends, "a sample ended again"
+                    continue
                 assert (request_id, seq.index) in self.played.ends, "a sample never ended"
                 if not group.is_beam:
                     self.played.outputs[request_id, seq.index] = seq.token_ids[seq.num_prompt_tokens :]
@@ -212,7 +218,8 @@ def check_answers(scenario: Scenario, played: Played) -> None:
         if not keys:
             continue
         is_cut = arrival.cancel_step is not None and any(played.ends[key] == "abort" for key in keys)
-        alone = replace(scenario, arrivals=[replace(arrival, cancel_step=None)], num_steps_in_flight=1)
+        undisturbed = replace(arrival, cancel_step=None, num_resumed=(), ended_samples=())
+        alone = replace(scenario, arrivals=[undisturbed], num_steps_in_flight=1)
         expected = None if is_cut else Player(alone).play()
         for key in keys:
             output = played.outputs.get(key, [])

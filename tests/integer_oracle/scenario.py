@@ -9,7 +9,8 @@ from tests.integer_oracle.runner import VOCAB_SIZE
 
 @dataclass(slots=True)
 class Arrival:
-    """`finish`: (sample index, number of tokens) after which somebody outside ends that sample."""
+    """`finish`: (sample index, number of tokens) after which somebody outside ends that sample. `num_resumed` (by
+    sample): it had so many tokens elsewhere; `ended_samples` had ended there."""
 
     step: int
     request_id: str
@@ -22,6 +23,8 @@ class Arrival:
     cancel_step: int | None = None
     finish: tuple[int, int] | None = None
     has_stop_token: bool = True
+    num_resumed: tuple[int, ...] = ()
+    ended_samples: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from worker.fused.checkpoint import Checkpoint, LinearWeights
 from worker.fused.family import DecoderShape, decoder_shape, unfused_reason
 from worker.model import ModelShape, shape_from_config
 from worker.native import structures
-from worker.native.kernels import DTYPE_NAMES, LANES, MAX_HEAD_SIZE, interleave, pack_weight
+from worker.native.kernels import DTYPE_NAMES, LANES, MAX_HEAD_SIZE, Kernels, interleave, pack_weight
 
 
 def not_native_reason(config: PretrainedConfig, dtype: torch.dtype) -> str | None:
@@ -71,7 +71,12 @@ class NativeDecoder:
             sizes.epsilon,
             sizes.head_size**-0.5,
         )
+        # Without layers and tokens a step is the head alone, over what the last one left in its buffers.
+        self._head_alone = structures.Decoder.from_buffer_copy(self._decoder)
+        self._head_alone.num_layers = 0
         self._pool: TensorPool | None = None
+        self._kernels: Kernels | None = None
+        self._num_tokens = 0
         self._memory: _WorkingMemory | None = None
 
     @torch.inference_mode()
@@ -114,8 +119,22 @@ class NativeDecoder:
             batch.block_tables.shape[1],
             num_logit_rows,
         )
-        backend.kernels.decoder_step(self.dtype, self._decoder, step, memory.buffers, num_threads)
+        self._kernels, self._num_tokens = backend.kernels, num_tokens
+        self._kernels.decoder_step(self.dtype, self._decoder, step, memory.buffers, num_threads)
         return memory.logits[:num_logit_rows]
+
+    @torch.inference_mode()
+    def logits_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [R] (indices into the T of the last `forward`) → float32 logits [R, vocabulary]."""
+        assert self._memory is not None, "forward() comes before logits_of()"
+        assert self._kernels is not None
+        assert len(rows) <= self._num_tokens, "more rows than the last step had"
+        logits = torch.empty(len(rows), self.vocab_size)
+        buffers = structures.Buffers.from_buffer_copy(self._memory.buffers)
+        buffers.logits = logits.data_ptr()
+        step = structures.Step(logit_rows=rows.data_ptr(), num_logit_rows=len(rows))
+        self._kernels.decoder_step(self.dtype, self._head_alone, step, buffers, torch.get_num_threads())
+        return logits
 
     def _fill_layer(self, layer: structures.Layer, checkpoint: Checkpoint, index: int) -> None:
         weights = checkpoint.layer(index)

@@ -39,6 +39,7 @@ class TorchDecoder:
         self._embedding = checkpoint.embedding()
         self._final_norm = checkpoint.final_norm()
         self._head = _Linear(LinearWeights(self._embedding if sizes.ties_embeddings else checkpoint.head(), None))
+        self._residual = self._embedding[:0]
 
     @torch.inference_mode()
     def forward(
@@ -54,7 +55,13 @@ class TorchDecoder:
             residual = residual + layer.output(attended)
             gate, up = layer.gate_up(self._norm(residual, layer.weights.post_attention_norm)).chunk(2, dim=-1)
             residual = residual + layer.down(silu(gate).mul_(up))
-        return self._head(self._norm(residual[logit_rows], self._final_norm)).float()
+        self._residual = residual
+        return self.logits_of(logit_rows)
+
+    @torch.inference_mode()
+    def logits_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [R] (indices into the T of the last `forward`) → float32 logits [R, vocabulary]."""
+        return self._head(self._norm(self._residual[rows], self._final_norm)).float()
 
     def _attend(
         self,

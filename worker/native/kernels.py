@@ -51,7 +51,9 @@ class Kernels:
         self, cache: Cache, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
         """Write keys and values [T, kv_heads, head_size], contiguous and of one dtype, to slots [T] of a layer."""
-        assert keys.is_contiguous() and values.is_contiguous() and keys.dtype == values.dtype
+        assert keys.is_contiguous()
+        assert values.is_contiguous()
+        assert keys.dtype == values.dtype
         self._function("store", DTYPE_NAMES[keys.dtype])(
             cache, keys.data_ptr(), values.data_ptr(), slot_mapping.data_ptr(), len(slot_mapping)
         )

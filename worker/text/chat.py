@@ -13,7 +13,9 @@ import jinja2
 import tokenizers
 
 #: What a template can raise, besides its own errors, when messages are not as it expects them.
-_PYTHON_ERRORS_OF_TEMPLATES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+_PYTHON_ERRORS_OF_TEMPLATES = (
+    TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError,
+)  # fmt: skip
 
 
 class ChatTemplateError(ValueError):
@@ -50,14 +52,15 @@ class ChatTemplate:
             self._cutting_backend.add_special_tokens([tokenizers.AddedToken(self._cut, normalized=False)])
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        if not any(self._holds_control_token(value) for message in messages for value in _contents(message)):
+        given = [value for message in messages for key, value in message.items() if key != "role"]
+        if not any(map(self._holds_control_token, _texts([*given, options]))):
             return encode_text(self._backend, self._render(messages, options), add_special_tokens=False)
         assert self._cutting_backend is not None
         marked = [
             {key: value if key == "role" else self._mark(value) for key, value in message.items()}
             for message in messages
         ]
-        rendered = self._marked.sub(self._cut_apart, self._render(marked, options))
+        rendered = self._marked.sub(self._cut_apart, self._render(marked, self._mark(options)))
         cut_id = self._cutting_backend.token_to_id(self._cut)
         found = encode_text(self._cutting_backend, rendered, add_special_tokens=False)
         return [token_id for token_id in found if token_id != cut_id]
@@ -88,6 +91,10 @@ class ChatTemplate:
         return False
 
     def _mark(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {self._mark(key): self._mark(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self._mark(inner) for inner in value]
         if not isinstance(value, str):
             return value
         return self._control.sub(lambda match: f"{self._open}{match[0]}{self._close}", value)
@@ -117,8 +124,15 @@ def _is_control(token: tokenizers.AddedToken, template: str) -> bool:
     return token.special or text in template or (text.startswith("<|") and text.endswith("|>"))
 
 
-def _contents(message: Mapping[str, Any]) -> list[str]:
-    return [value for key, value in message.items() if key != "role" and isinstance(value, str)]
+def _texts(value: Any) -> list[str]:
+    """All strings in a JSON value, names of fields included."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for key, inner in value.items() for text in [*_texts(key), *_texts(inner)]]
+    if isinstance(value, list):
+        return [text for inner in value for text in _texts(inner)]
+    return []
 
 
 def _private_mark() -> str:

@@ -46,6 +46,8 @@ class Tokenizer:
         self.is_byte_level = decoder == ["ByteLevel"]
         self._bytes_of_chars = _bytes_of_byte_level_characters() if self.is_byte_level else {}
         self._fallback_bytes = self._find_fallback_bytes() if "ByteFallback" in decoder else {}
+        #: whether texts are the bytes of their tokens one after the other, whatever comes before
+        self.has_fixed_bytes = self.is_byte_level or bool(self._fallback_bytes)
         self._token_bytes: dict[int, bytes] = {}
         self._ordinary_id = next(
             (i for i in self._backend.encode("a", add_special_tokens=False).ids if i not in self.special_ids), None
@@ -57,13 +59,17 @@ class Tokenizer:
         """Whether an empty prompt becomes at least one token (such as BOS)."""
         return bool(self.encode(""))
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a completion prompt, with the special tokens that the tokenizer adds itself, such as BOS.
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a completion prompt, with the special tokens that the tokenizer adds itself, such as BOS, unless not.
 
         The text of a control token inside the prompt becomes that control token: a completion prompt is the
         caller's whole input, written as the model reads it. Chat contents are treated otherwise.
         """
-        return encode_text(self._backend, text, add_special_tokens=True)
+        return encode_text(self._backend, text, add_special_tokens=add_special_tokens)
+
+    def encode_piece(self, text: str) -> list[int]:
+        """Ids of a text by itself, without the special tokens that begin or end a prompt."""
+        return encode_text(self._backend, text, add_special_tokens=False)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **template_options: Any

@@ -1,0 +1,131 @@
+"""The main table: what the engine reaches here, in a few minutes: `python -m benchmarks`, or `make bench`.
+
+Runs the benchmarks beside it, each in a process of its own, one after the other, and puts their lines into one
+table, as Markdown. Knows none of their insides, only the JSON that they print.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+#: the lines of a document between which the table stands
+BEGIN, END = "<!-- make bench -->", "<!-- end of make bench -->"
+#: what, the figure, and what it is compared with
+Cells = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A benchmark: its module and options, and the table's rows for each JSON line that it prints."""
+
+    module: str
+    options: tuple[str, ...]
+    rows: Callable[[Line], list[Cells]]
+
+
+def engine_rows(line: Line) -> list[Cells]:
+    name = line["row"]
+    if "step_ms" not in line:
+        return [(f"`{name}`", f"{line['tokens_per_s']:,.0f} tokens/s", "")]
+    bound = f"{line['ratio']:.2f} x the {line['bound_ms']:.2f} ms of reading from memory"
+    return [(f"`{name}`", f"{line['tokens_per_s']:,.0f} tokens/s, {line['step_ms']:.2f} ms a decode step", bound)]
+
+
+def gap_rows(line: Line) -> list[Cells]:
+    chunked, default = line["policies"]["chunked_prefill"], line["policies"]["default"]
+    what = (
+        f"worst gap of {line['num_answers']} running answers while a prompt of {line['num_prompt_tokens']:,} comes in"
+    )
+    times = default["worst_gap_ms"] / chunked["worst_gap_ms"]
+    return [(what, f"{chunked['worst_gap_ms']:.0f} ms", f"`default`: {default['worst_gap_ms']:,.0f} ms, {times:.1f} x")]
+
+
+def scheduler_rows(line: Line) -> list[Cells]:
+    what = f"scheduler, {line['running']:,} running, {line['waiting']:,} waiting ({line['queue_policy']})"
+    step_ms = line["us_per_sequence"] * line["running"] / 1e3
+    return [(what, f"{line['us_per_sequence']:.2f} µs for each of them", f"{step_ms:.2f} ms a step")]
+
+
+def record_rows(line: Line) -> list[Cells]:
+    what = f"a step's record, {line['running']:,} running"
+    return [
+        (what, f"{line['record_us']:.0f} µs", f"{line['share']:.2%} of the decode step of {line['step_ms']:.0f} ms")
+    ]
+
+
+def python_rows(line: Line) -> list[Cells]:
+    """Whatever figures a line has: `running` says for how many answers."""
+    figures = [
+        f"{name.replace('_', ' ')} {value:,.3g}"
+        for name, value in line.items()
+        if name != "running" and isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    return [(f"Python per step, {line.get('running', '?')} running", ", ".join(figures), "")]
+
+
+PARTS = (
+    Part("benchmarks.engine", ("--json",), engine_rows),
+    Part("benchmarks.long_prompt_gap", ("--json",), gap_rows),
+    Part("benchmarks.bench_scheduler", (), scheduler_rows),
+    Part("benchmarks.step_records", (), record_rows),
+    Part("benchmarks.python_per_step", ("--json",), python_rows),
+)
+
+
+def lines_of(part: Part) -> list[Line]:
+    """Raises CalledProcessError if the benchmark fails; what it says on standard error is seen as it comes."""
+    command = [sys.executable, "-m", part.module, *part.options]
+    print(" ".join(["running", *command[1:]]), file=sys.stderr, flush=True)
+    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def table(rows: list[Cells]) -> str:
+    widths = [max(len(row[column]) for row in [*rows, ("", "", "")]) for column in range(3)]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def with_table(document: str, new_table: str) -> str:
+    """The document with the table between its two marks replaced. Raises ValueError if it has no such marks."""
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"there is no place for the table: {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{new_table}\n{END}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="the lines of all benchmarks, each with its `benchmark`")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also put the table into this document")
+    args = parser.parse_args()
+    rows: list[Cells] = [(f"on {len(os.sched_getaffinity(0))} cores", "here", "beside it")]
+    for part in PARTS:
+        if importlib.util.find_spec(part.module) is None:
+            continue
+        for line in lines_of(part):
+            if args.json:
+                print(json.dumps({"benchmark": part.module, **line}), flush=True)
+            rows += part.rows(line)
+    if not args.json:
+        print(table(rows))
+    if args.write is not None:
+        args.write.write_text(with_table(args.write.read_text(), table(rows)))
+
+
+if __name__ == "__main__":
+    main()

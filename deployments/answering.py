@@ -1,0 +1,33 @@
+"""How a route answers once its jobs are made: whole or as a stream, and what it asks of `app.state`."""
+
+from collections.abc import AsyncGenerator, Callable
+
+from fastapi import Request
+from starlette.responses import Response
+
+from deployments.answers import Delta
+from deployments.api_service import ApiService, Job
+from deployments.disconnects import unless_disconnected
+from deployments.event_response import EventStream
+from deployments.event_stream import StreamState
+from deployments.rendering import whole_answers
+
+#: from the answers' deltas to the bytes of a stream
+StreamRendering = Callable[[AsyncGenerator[Delta, None], StreamState], AsyncGenerator[bytes, None]]
+
+
+def service_of(request: Request) -> ApiService:
+    service: ApiService = request.app.state.service
+    return service
+
+
+async def whole(request: Request, service: ApiService, jobs: list[Job]) -> list[Delta]:
+    """All answers, by index. Raises ClientGoneError if the client leaves meanwhile."""
+    return await unless_disconnected(request.receive, whole_answers(service.run(jobs)))
+
+
+def streamed(service: ApiService, jobs: list[Job], rendering: StreamRendering) -> Response:
+    """What fails before the headers have left still becomes an HTTP status."""
+    state = StreamState()
+    stream = rendering(service.run(jobs, state.accepted), state)
+    return EventStream(stream, state, service.settings.keep_alive_s)
