@@ -3,7 +3,9 @@ lives on.
 """
 
 import asyncio
+import copy
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +28,8 @@ pytestmark = pytest.mark.slow
 
 OPENAI = Path(__file__).parents[2] / "shared" / "data" / "openai" / "openai-serving-subset.json"
 NUM_EXAMPLES = 200
+#: descriptions of what is sent
+BODIES = re.compile("Request|Properties$|^(Message|MessagesMessage|InputMessage)$")
 CAPPED = {"max_tokens": 8, "max_completion_tokens": 8, "max_output_tokens": 8, "n": 2, "best_of": 2, "beam_width": 2}
 
 
@@ -34,10 +38,14 @@ TEXT = {"type": "string", "minLength": 1}
 #: Fields that contradict each other when they are drawn at random, and ids that no vocabulary has, are left out of
 #: half of the requests, which are then answered.
 PLAIN: dict[str, Any] = {
-    **dict.fromkeys(("use_beam_search", "beam_width", "length_penalty", "early_stopping"), {"type": "null"}),
-    **dict.fromkeys(("stream_options", "logit_bias", "stop_token_ids", "top_logprobs", "best_of"), {"type": "null"}),
-    **dict.fromkeys(("min_tokens", "timeout", "prompt_logprobs", "chat_template_kwargs"), {"type": "null"}),
-    **dict.fromkeys(("add_special_tokens", "metadata"), {"type": "null"}),
+    **{
+        name: {"type": "null"}
+        for name in (
+            *("use_beam_search", "beam_width", "length_penalty", "early_stopping", "best_of"),
+            *("stream_options", "logit_bias", "stop_token_ids", "top_logprobs", "min_tokens", "timeout"),
+            *("prompt_logprobs", "chat_template_kwargs", "add_special_tokens", "metadata"),
+        )
+    },
     "prompt": {"anyOf": [TEXT, TOKEN_IDS]},
     "tokens": TOKEN_IDS,
     "content": TEXT,
@@ -45,23 +53,31 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def pinned(value: Any, plain: dict[str, Any]) -> Any:
+def pinned(document: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     """The description with our model in every body, numbers that cost no time, and `plain` fields."""
+    document = copy.deepcopy(document)
+    for name, schema in document["components"]["schemas"].items():
+        if BODIES.search(name):
+            _pin(schema, plain)
+    return document
+
+
+def _pin(value: Any, plain: dict[str, Any]) -> None:
     if isinstance(value, list):
-        return [pinned(item, plain) for item in value]
+        for item in value:
+            _pin(item, plain)
     if not isinstance(value, dict):
-        return value
-    value = {key: pinned(item, plain) for key, item in value.items()}
+        return
+    for item in value.values():
+        _pin(item, plain)
     properties = value.get("properties")
     if isinstance(properties, dict):
-        if "model" in properties and ("messages" in properties or "prompt" in properties or "input" in properties):
+        if properties.keys() & {"messages", "prompt", "input", "tokens"}:
             properties["model"] = {"const": MODEL}
-        for name in plain.keys() & properties.keys():
+        for name in properties.keys() & CAPPED.keys():
+            properties[name] = {"type": "integer", "minimum": 1, "maximum": CAPPED[name]}
+        for name in properties.keys() & plain.keys():
             properties[name] = plain[name]
-        for name in CAPPED.keys() & properties.keys():
-            if name not in plain:
-                properties[name] = {"type": "integer", "minimum": 1, "maximum": CAPPED[name]}
-    return value
 
 
 def generated(
