@@ -1,4 +1,4 @@
-"""Rows whose tokens are restricted: what is chosen, what their log-probabilities are of, and that others see nothing."""
+"""Rows whose tokens are restricted: what is chosen, what log-probabilities are of, and that no other row sees it."""
 
 import math
 from dataclasses import replace
