@@ -12,9 +12,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
+#: the lines of a document between which the table stands
+BEGIN, END = "<!-- make bench -->", "<!-- end of make bench -->"
+LONG_QUEUE = 10_000
 #: what, the figure, and what it is compared with
 Cells = tuple[str, str, str]
 
@@ -46,9 +50,19 @@ def gap_rows(line: Line) -> list[Cells]:
 
 
 def scheduler_rows(line: Line) -> list[Cells]:
+    """Of the cases with a queue the longest one in the plain order: the others cost the same."""
+    if line["waiting"] and (line["waiting"] < LONG_QUEUE or line["queue_policy"] != "fcfs"):
+        return []
     what = f"scheduler, {line['running']:,} running, {line['waiting']:,} waiting ({line['queue_policy']})"
     step_ms = line["us_per_sequence"] * line["running"] / 1e3
     return [(what, f"{line['us_per_sequence']:.2f} µs for each of them", f"{step_ms:.2f} ms a step")]
+
+
+def record_rows(line: Line) -> list[Cells]:
+    what = f"a step's record, {line['running']:,} running"
+    return [
+        (what, f"{line['record_us']:.0f} µs", f"{line['share']:.2%} of the decode step of {line['step_ms']:.0f} ms")
+    ]
 
 
 def python_rows(line: Line) -> list[Cells]:
@@ -65,6 +79,7 @@ PARTS = (
     Part("benchmarks.engine", ("--json",), engine_rows),
     Part("benchmarks.long_prompt_gap", ("--json",), gap_rows),
     Part("benchmarks.bench_scheduler", (), scheduler_rows),
+    Part("benchmarks.step_records", (), record_rows),
     Part("benchmarks.python_per_step", ("--json",), python_rows),
 )
 
@@ -86,11 +101,21 @@ def table(rows: list[Cells]) -> str:
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
+def with_table(document: str, new_table: str) -> str:
+    """The document with the table between its two marks replaced. Raises ValueError if it has no such marks."""
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"there is no place for the table: {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{new_table}\n{END}{after}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="the lines of all benchmarks, each with its `benchmark`")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also put the table into this document")
     args = parser.parse_args()
     rows: list[Cells] = [(f"on {len(os.sched_getaffinity(0))} cores", "here", "beside it")]
     for part in PARTS:
@@ -102,6 +127,8 @@ def main() -> None:
             rows += part.rows(line)
     if not args.json:
         print(table(rows))
+    if args.write is not None:
+        args.write.write_text(with_table(args.write.read_text(), table(rows)))
 
 
 if __name__ == "__main__":

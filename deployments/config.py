@@ -15,7 +15,7 @@ from worker.config import ConfigError, EngineConfig, check_engine_config, option
 from worker.tenant_weights import parse_tenant_weights
 
 #: Ray's processes: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it).
-#: Serve's: the proxy reaches the ingress over gRPC and routes on its own loop, a third of the processor time per chunk;
+#: Serve's: the proxy reaches the ingress over gRPC and routes on its own loop, which costs less processor time a chunk;
 #: request logs go to files alone, many lines at a time
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

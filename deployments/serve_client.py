@@ -176,8 +176,8 @@ class ServeWorkerClient:
             raise WorkerFailedError("the worker failed on this request") from error
 
     def _blocks_of(self, request: EngineRequest) -> PromptBlocks | None:
-        if self._prefix_keys is None:
-            return None
+        if self._prefix_keys is None or request.params.prompt_logprobs is not None:
+            return None  # a prompt that is scored is computed anew
         block_size = self._prefix_keys.block_size
         prompt = request.prompt_token_ids[: MAX_NAMED_BLOCKS * block_size]
         return PromptBlocks(self._prefix_keys.extend(self._prefix_keys.root(request.cache_salt), prompt), block_size)

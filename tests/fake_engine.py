@@ -50,10 +50,11 @@ class Status:
 
 @dataclass(slots=True)
 class _Running:
-    """`outputs` holds the samples that have not ended."""
+    """`outputs` holds the samples that have not ended. `is_computed`: its prompt had its step."""
 
     request: EngineRequest
     outputs: dict[int, list[int]] = field(default_factory=dict)
+    is_computed: bool = False
 
 
 class FakeLoop:
@@ -129,7 +130,7 @@ class FakeLoop:
 
     def _load(self) -> EngineLoad:
         used = sum(1 + len(held.request.prompt_token_ids) // BLOCK_SIZE for held in self._running.values())
-        num_queued = sum(held.request.num_known_tokens for held in self._running.values() if not held.output)
+        num_queued = sum(held.request.num_known_tokens for held in self._running.values() if not held.is_computed)
         return EngineLoad(0, len(self._running), 0, num_queued, NUM_BLOCKS - used, used)
 
     def _run(self) -> None:
@@ -168,6 +169,7 @@ class FakeLoop:
 
     def _advance(self, held: _Running, index: int) -> TokenEvent:
         output = held.outputs[index]
+        held.is_computed = True
         position = len(output)
         prompt = held.request.prompt_token_ids
         token_id = expected_tokens(prompt, position + 1, index)[position]

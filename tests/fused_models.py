@@ -98,6 +98,10 @@ class Stepper:
         logits = self._runner.execute(SchedulerOutputs(0, chunks)).clone()
         return dict(zip(sizes, logits, strict=True))
 
+    def logits_of(self, places: list[int]) -> torch.Tensor:
+        """Logits of any tokens of the last step, by their places in it."""
+        return self._runner.logits_of(places)
+
 
 def logits_in_one_go(model: torch.nn.Module, prompt: list[int], places: list[int]) -> list[torch.Tensor]:
     """Transformers' logits of the tokens at `places`, float32."""

@@ -68,6 +68,10 @@ class PacedRunner:
         time.sleep(max(began_s + self._step_s - time.monotonic(), 0.0))
         return logits
 
+    def logits_of(self, places: list[int]) -> torch.Tensor:
+        """For log-probabilities of prompts, which this model has none of."""
+        raise NotImplementedError("prompt_logprobs on the paced engine")
+
 
 class PacedEngine(Engine):
     """`step_s`: how long the model takes for a step, whatever is in it."""

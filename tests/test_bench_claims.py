@@ -11,6 +11,7 @@ from benchmarks.driving import BusyClock, drive, level_missed
 from benchmarks.governor import simulated
 from benchmarks.machine import Machine, NoisySteps, read_machine, record_run
 from benchmarks.preemption import auto_over_better, lengths_of, num_pool_blocks
+from benchmarks.step_records import make_again, record_s
 from deployments.bench.prompts import PromptMaker
 from deployments.bench.requests import PlannedRequest
 from deployments.bench.slo import Slo
@@ -102,6 +103,14 @@ def test_a_level_is_tried_without_waiting_for_arrivals_and_given_up_when_it_is_l
     assert time.monotonic() - began_s < 60.0
     assert not engine.has_unfinished()
     engine.check_integrity()
+
+
+def test_the_record_whose_making_is_timed_is_that_of_the_step(tiny: Path) -> None:
+    engine = Engine(tiny_config(tiny))
+    drive(engine, [(20, 5), (40, 3)], 2, Random(0))
+    records = engine.records_since(-1)
+    assert [make_again(record) for record in records] == records
+    assert 0.0 < record_s(8) < 1e-3
 
 
 def test_a_recorded_run_gives_a_model_and_its_noise(tiny: Path, tmp_path: Path) -> None:

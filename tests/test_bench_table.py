@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import Part, engine_rows, gap_rows, lines_of, python_rows, scheduler_rows, table
+from benchmarks.__main__ import (
+    Part,
+    engine_rows,
+    gap_rows,
+    lines_of,
+    python_rows,
+    record_rows,
+    scheduler_rows,
+    table,
+    with_table,
+)
 
 
 def test_a_decode_row_shows_its_step_and_how_far_that_is_from_memory() -> None:
@@ -25,9 +35,13 @@ def test_the_worst_gap_stands_beside_the_other_policys() -> None:
 
 
 def test_costs_of_the_scheduler_are_shown_for_one_answer_and_for_a_step() -> None:
-    line = {"running": 256, "waiting": 10_000, "us_per_sequence": 1.5, "queue_policy": "fair"}
+    line = {"running": 256, "waiting": 10_000, "us_per_sequence": 1.5, "queue_policy": "fcfs"}
     assert scheduler_rows(line) == [
-        ("scheduler, 256 running, 10,000 waiting (fair)", "1.50 µs for each of them", "0.38 ms a step")
+        ("scheduler, 256 running, 10,000 waiting (fcfs)", "1.50 µs for each of them", "0.38 ms a step")
+    ]
+    assert scheduler_rows({**line, "queue_policy": "fair"}) == scheduler_rows({**line, "waiting": 10}) == []
+    assert record_rows({"running": 256, "record_us": 30.2, "step_ms": 120.0, "share": 0.00025}) == [
+        ("a step's record, 256 running", "30 µs", "0.03% of the decode step of 120 ms")
     ]
     assert python_rows({"running": 32, "python_ms": 0.5, "name": "x"}) == [
         ("Python per step, 32 running", "python ms 0.5", "")
@@ -45,3 +59,13 @@ def test_only_json_lines_of_a_benchmark_are_read(tmp_path: Path, monkeypatch: py
     (tmp_path / "printing.py").write_text('print("loading")\nprint(\'{"row": "x", "tokens_per_s": 1.0}\')\n')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert lines_of(Part("printing", (), engine_rows)) == [{"row": "x", "tokens_per_s": 1.0}]
+
+
+def test_the_readme_has_a_place_for_the_table_and_only_that_changes() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    changed = with_table(readme, "| new |")
+    assert "| new |" in changed
+    assert with_table(changed, "| newer |") == changed.replace("| new |", "| newer |")
+    assert changed.partition("<!--")[0] == readme.partition("<!--")[0]
+    with pytest.raises(ValueError, match="make bench"):
+        with_table("no marks", "| new |")

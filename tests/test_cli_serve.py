@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from deployments.cli.main import main
+from deployments.config import AppArgs
 from tests.server_process import alive, free_port
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -130,6 +133,18 @@ def test_ctrl_c_while_it_starts_leaves_no_process(model_folder: Path):
         assert out == ""
         assert "Traceback" not in err
         wait_for(lambda: alive(family) == [], 5.0)
+
+
+def test_help_shows_the_defaults_that_the_options_have(capsys: pytest.CaptureFixture[str]):
+    assert main(["serve", "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    shown = dict(re.findall(r"--([a-z-]+) [NSP] (?:(?!--).)*?\(default: (-?[0-9.]+)\)", words))
+    defaults = {
+        name.replace("_", "-"): field.default for name, field in AppArgs.model_fields.items()
+    }
+    compared = {name for name in shown if isinstance(defaults.get(name), int | float)}
+    assert len(compared) >= 15
+    assert {name: float(shown[name]) for name in compared} == {name: defaults[name] for name in compared}
 
 
 def test_a_taken_port_is_refused_before_ray_starts(model_folder: Path):

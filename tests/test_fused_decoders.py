@@ -93,6 +93,28 @@ def test_a_tokens_logits_are_the_same_bit_for_bit_in_any_batch_and_any_chunks(
             assert torch.equal(stepper.step({**mates, 0: size})[0], one_by_one[end - 1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_the_head_alone_gives_a_row_the_logits_that_its_step_gives(
+    tmp_path: Path, kind: str, dtype: torch.dtype
+) -> None:
+    config = CONFIGURATIONS["smollm"]
+    folder = saved(tmp_path, config)
+    stepper = (
+        Stepper(NativeDecoder(folder, config, dtype), CpuNativeBackend, PROMPTS)
+        if kind == "native"
+        else Stepper(TorchDecoder(folder, config, dtype), TorchSdpaBackend, PROMPTS)
+    )
+    stepped = stepper.step({0: 40, 1: 7, 2: 1})
+    last = stepper.logits_of([39, 46, 47])
+    assert torch.equal(last, torch.stack([stepped[0], stepped[1], stepped[2]]))
+    if kind == "native":
+        assert torch.equal(stepper.logits_of([46]), last[1:2])
+        assert torch.equal(stepper.logits_of([*range(48)])[46], last[1])
+        with pytest.raises(AssertionError, match="more rows"):
+            stepper.logits_of([0] * 49)
+
+
 def test_results_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
     config = CONFIGURATIONS["qwen3"]
     decoder = NativeDecoder(saved(tmp_path, config), config, torch.float32)

@@ -86,6 +86,23 @@ def test_any_chunks_in_mixed_batches_equal_one_plain_forward(
         assert_equals_reference(loaded.runner.execute(SchedulerOutputs(step, chunks)), scheduled)
 
 
+@pytest.mark.parametrize("attention_backend", ["auto", "torch_sdpa"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_any_rows_of_the_last_step_equal_one_plain_forward(
+    checkpoints: dict[str, Path], family: str, attention_backend: str
+) -> None:
+    loaded = load(checkpoints[family], num_device_blocks=80, attention_backend=attention_backend)
+    rows = make_rows(checkpoints[family], [60, 40], 16)
+    loaded.runner.execute(SchedulerOutputs(1, [rows[0].next_chunk(30)]))
+    sampled = loaded.runner.execute(SchedulerOutputs(2, [rows[0].next_chunk(20), rows[1].next_chunk(40)]))
+    kept = sampled.clone()
+    for places in ([19, 59], [0], list(range(60)), [33, 2, 33]):
+        want = [rows[0].want[30 + place] if place < 20 else rows[1].want[place - 20] for place in places]
+        got = loaded.runner.logits_of(places)
+        torch.testing.assert_close(got, torch.stack(want), atol=TOLERANCE, rtol=TOLERANCE)
+    assert torch.equal(sampled, kept), "what the step returned has changed"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_swapped_out_and_in_to_other_blocks_goes_on_unchanged(
     checkpoints: dict[str, Path], family: str

@@ -157,6 +157,7 @@ def test_null_means_the_default(field: str) -> None:
     [
         ("logit_bias", {}),
         ("logit_bias", []),
+        ("logit_bias", ""),
         ("stop", ""),
         ("stop", []),
         ("stop_token_ids", []),

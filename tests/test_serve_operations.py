@@ -76,20 +76,28 @@ def body(max_tokens: int, *, stream: bool = True) -> dict[str, object]:
 @asynccontextmanager
 async def open_streams(url: str, count: int) -> AsyncIterator[None]:
     """So many answers have begun; they are left at the end."""
-    begun = asyncio.Semaphore(0)
+    num_begun = 0
 
     async def one(http: httpx.AsyncClient) -> None:
+        nonlocal num_begun
         async with http.stream("POST", "/v1/completions", json=body(ALMOST_ENDLESS)) as response:
-            assert response.status_code == 200
-            async for _ in response.aiter_text():
-                begun.release()
+            assert response.status_code == 200, await response.aread()
+            chunks = response.aiter_text()
+            await anext(chunks)
+            num_begun += 1
+            async for _ in chunks:
+                pass
 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
         streams = [asyncio.create_task(one(http)) for _ in range(count)]
         try:
-            for _ in range(count):
-                await begun.acquire()
+            async with asyncio.timeout(30):
+                while num_begun < count:
+                    for stream in streams:
+                        if stream.done():
+                            stream.result()
+                    await asyncio.sleep(0.05)
             yield
         finally:
             for stream in streams:

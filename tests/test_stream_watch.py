@@ -27,8 +27,8 @@ def seen(watch: StreamWatch, stream: AsyncIterator[int]) -> tuple[list[int], typ
 
 
 def test_a_stream_that_goes_on_is_not_stalled_however_long_it_takes():
-    watch = StreamWatch(0.1, 10.0, has_successor=lambda: True)
-    assert seen(watch, numbers(*[0.03] * 6)) == ([0, 1, 2, 3, 4, 5], StopAsyncIteration)
+    watch = StreamWatch(0.5, 10.0, has_successor=lambda: True)
+    assert seen(watch, numbers(*[0.1] * 6)) == ([0, 1, 2, 3, 4, 5], StopAsyncIteration)
 
 
 def test_silence_is_a_stall():

@@ -46,8 +46,8 @@ def _stop_list(value: Any) -> Any:
 
 
 def _logit_bias(value: Any) -> Any:
-    """JSON keys are strings; here they become token ids. Some clients send [] for an empty object."""
-    if value == []:
+    """JSON keys are strings; here they become token ids. Some clients send [] or "" for an empty object."""
+    if value in ([], ""):
         return None
     if not isinstance(value, dict):
         return value

@@ -32,8 +32,8 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def lenient_client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    """For completion streams alone: the client's type for their chunks does not allow the null `finish_reason` that
-    OpenAI's own streams, and ours, have before the last chunk."""
+    """For completion streams and echoed prompts alone: the client's types do not allow the null `finish_reason` that
+    OpenAI's own streams, and ours, have before the last chunk, nor the null of a prompt's first token."""
     with connected(server, strict=False) as client:
         yield client
 
@@ -108,6 +108,20 @@ def test_seeds_and_temperature_reach_the_sampler(client: openai.OpenAI):
     greedy, first, second = text(temperature=0), text(temperature=1, seed=1), text(temperature=1, seed=2)
     assert len({greedy, first, second}) == 3
     assert text(temperature=1, seed=1) == first
+
+
+def test_it_scores_a_prompt_without_generating_anything(lenient_client: openai.OpenAI):
+    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 2}
+    scored = lenient_client.completions.create(**asked, extra_body={"prompt_logprobs": 0})
+    [choice] = scored.choices
+    assert (choice.text, choice.finish_reason, scored.usage.completion_tokens) == (PROMPT, "length", 0)
+    first, *others = choice.logprobs.token_logprobs
+    assert first is None
+    assert len(others) == scored.usage.prompt_tokens - 1
+    assert others == [entry["logprob"] for token in choice.prompt_logprobs[1:] for entry in token.values()]
+    assert all(-30 < logprob < 0 for logprob in others)
+    [chunk] = lenient_client.completions.create(**asked, stream=True)
+    assert chunk.choices[0].logprobs == choice.logprobs
 
 
 def test_it_reads_our_errors(client: openai.OpenAI):

@@ -23,7 +23,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     (COMPLETIONS, {"max_tokens": MAX_MODEL_LEN}, 400, "max_tokens"),
     (CHAT, {"max_completion_tokens": MAX_MODEL_LEN}, 400, "max_completion_tokens"),
     (COMPLETIONS, {"max_tokens": -1}, 400, "max_tokens"),
-    (COMPLETIONS, {"max_tokens": 0}, 400, "max_tokens"),
+    (CHAT, {"max_tokens": 0}, 400, "max_tokens"),
     (CHAT, {"max_tokens": -1}, 400, "max_tokens"),
     (COMPLETIONS, {"model": "another"}, 404, "model"),
     (CHAT, {"model": "another"}, 404, "model"),

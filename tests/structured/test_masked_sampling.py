@@ -1,4 +1,4 @@
-"""Rows whose tokens are restricted: what is chosen, what log-probabilities are of, and that no other row sees it."""
+"""Rows with restricted tokens: what is chosen, of what their log-probabilities are, and that others see nothing."""
 
 import math
 from dataclasses import replace

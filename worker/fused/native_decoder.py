@@ -76,6 +76,7 @@ class NativeDecoder:
         self._head_alone.num_layers = 0
         self._pool: TensorPool | None = None
         self._kernels: Kernels | None = None
+        self._num_tokens = 0
         self._memory: _WorkingMemory | None = None
 
     @torch.inference_mode()
@@ -118,7 +119,7 @@ class NativeDecoder:
             batch.block_tables.shape[1],
             num_logit_rows,
         )
-        self._kernels = backend.kernels
+        self._kernels, self._num_tokens = backend.kernels, num_tokens
         self._kernels.decoder_step(self.dtype, self._decoder, step, memory.buffers, num_threads)
         return memory.logits[:num_logit_rows]
 
@@ -127,6 +128,7 @@ class NativeDecoder:
         """rows [R] (indices into the T of the last `forward`) → float32 logits [R, vocabulary]."""
         assert self._memory is not None, "forward() comes before logits_of()"
         assert self._kernels is not None
+        assert len(rows) <= self._num_tokens, "more rows than the last step had"
         logits = torch.empty(len(rows), self.vocab_size)
         buffers = structures.Buffers.from_buffer_copy(self._memory.buffers)
         buffers.logits = logits.data_ptr()
