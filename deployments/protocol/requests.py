@@ -8,12 +8,13 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from deployments.protocol.choices import check_choices
 from deployments.protocol.errors import bad_request
 from deployments.protocol.parsing import Refusals, parse_body
 from deployments.protocol.structured import AnswerForm
+from deployments.protocol.tools import Function, NamedChoice, ToolCalls, ToolChoice, Tools, check_tools
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
@@ -130,6 +131,16 @@ class Message(_Body):
     role: Role  # before `content`, whose check looks at it
     content: Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[TextPart] | None)]
     name: str | None = None
+    tool_calls: ToolCalls | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _calls_need_no_content(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("role") == "assistant" and value.get("tool_calls"):
+            return {"content": None, **value}
+        return value
 
 
 class GenerationRequest(_Body, AnswerForm):
@@ -180,9 +191,13 @@ class GenerationRequest(_Body, AnswerForm):
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
         """Raises ApiError that names the field."""
-        request = parse_body(cls, body, _REFUSED)
+        request = parse_body(cls, body, cls.refusals())
         request.check()
         return request
+
+    @classmethod
+    def refusals(cls) -> Refusals:
+        return _REFUSED
 
     def check(self) -> None:
         """What no single field can tell."""
@@ -242,6 +257,10 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
+    @classmethod
+    def refusals(cls) -> Refusals:
+        return {**_REFUSED, **_REFUSED_FOR_PROMPTS}
+
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
@@ -256,6 +275,9 @@ class ChatRequest(GenerationRequest):
     """Of the two limits `max_completion_tokens` wins."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Tools = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(_template_kwargs)] = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -265,6 +287,19 @@ class ChatRequest(GenerationRequest):
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs: only allowed when logprobs is true", "top_logprobs")
+        check_tools(self)
+
+    @property
+    def offered_functions(self) -> list[Function]:
+        """Those that the model is told of."""
+        return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or []]
+
+    @property
+    def forced_functions(self) -> list[Function]:
+        """The answer must be a call of one of these; none: it may be what it will."""
+        if isinstance(self.tool_choice, NamedChoice):
+            return [function for function in self.offered_functions if function.name == self.tool_choice.function.name]
+        return self.offered_functions if self.tool_choice == "required" else []
 
     @property
     def max_tokens_field(self) -> str:
@@ -279,13 +314,16 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+#: For chats alone.
+_REFUSED_FOR_PROMPTS: Refusals = {
+    "tools": ((None, [], {}, ""), "calling tools"),
+    "tool_choice": ((None, "", "none", "auto"), "calling tools"),
+}
 #: Fields that would change the answer and are not there yet: the values that ask for nothing, and what is refused.
 _REFUSED: Refusals = {
     "suffix": ((None, ""), "text after the completion"),
-    "tools": ((None, [], {}, ""), "calling tools"),
-    "tool_choice": ((None, "", "none", "auto"), "calling tools"),
-    "functions": ((None, [], {}, ""), "calling functions"),
-    "function_call": ((None, "", "none", "auto"), "calling functions"),
+    "functions": ((None, [], {}, ""), "functions; use tools instead: it"),
+    "function_call": ((None, "", "none", "auto"), "functions; use tool_choice instead: it"),
     "chat_template": ((None,), "a chat template of the request's own"),
     "modalities": ((None, [], ["text"]), "output other than text"),
     "audio": ((None,), "output other than text"),
