@@ -5,8 +5,9 @@ from collections.abc import AsyncGenerator, Callable
 from fastapi import Request
 from starlette.responses import Response
 
+from deployments.answer_runs import Job
 from deployments.answers import Delta
-from deployments.api_service import ApiService, Job
+from deployments.api_service import ApiService
 from deployments.disconnects import unless_disconnected
 from deployments.event_response import EventStream
 from deployments.event_stream import StreamState

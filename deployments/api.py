@@ -16,8 +16,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from deployments import openapi_routes
 from deployments.admission import AdmissionGate
 from deployments.answer_meter import ApiMetrics
+from deployments.answer_runs import Job
 from deployments.answering import service_of, streamed, whole
-from deployments.api_service import ApiService, ApiSettings, Job
+from deployments.api_service import ApiService, ApiSettings
 from deployments.chat_rendering import ChatRendering
 from deployments.dialects import messages_routes, responses_routes, tokens_routes
 from deployments.disconnects import ClientGoneError

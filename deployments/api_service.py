@@ -1,53 +1,32 @@
-"""`ApiService`: from a checked request to running answers. Owns tokenizing, limits and the requests' ids.
+"""`ApiService`: from a checked request to jobs that run. Owns tokenizing, limits and the requests' ids.
 
 Knows neither routes nor the shapes of responses.
 """
 
 import asyncio
-import logging
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from deployments.admission import Admission
 from deployments.answer_meter import AnswerMeter, ApiMetrics
-from deployments.answers import Answer, AnswerAccepted, Delta, TextOptions, follow
+from deployments.answer_runs import AnswerRunner, Job
+from deployments.answers import Answer, Delta, TextOptions
 from deployments.grammar_checks import check_grammar, grammar_checks
 from deployments.keys import ANYBODY, Caller, KeyRing
-from deployments.merging import merged
 from deployments.protocol.choices import check_limits
-from deployments.protocol.errors import (
-    ApiError,
-    bad_request,
-    deadline_passed,
-    model_not_found,
-    overloaded,
-    unavailable,
-)
-from deployments.protocol.requests import (
-    MAX_PRIORITY,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    Message,
-    Prompt,
-)
+from deployments.protocol.errors import bad_request, model_not_found
+from deployments.protocol.fields import MAX_PRIORITY, Prompt
+from deployments.protocol.messages import Message
+from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.protocol.sampling import check_token_ids, sampling_params
 from deployments.protocol.tools import Function
 from deployments.tool_calls.chats import ChatForms
-from deployments.worker_client import (
-    RequestRejectedError,
-    WorkerClient,
-    WorkerFailedError,
-    WorkerOverloadedError,
-    WorkerUnavailableError,
-)
+from deployments.worker_client import WorkerClient
 from worker.text import ChatTemplateError, Tokenizer
 from worker.types import EngineRequest, GrammarSpec
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: tokenizing more characters than this takes longer than other requests should wait
@@ -82,20 +61,6 @@ class ApiSettings:
     system_fingerprint: str = "stallfree"
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One prompt on its way: what the engine gets, what the client gets (one answer a sample), what is counted."""
-
-    request: EngineRequest
-    answers: list[Answer]
-    meter: AnswerMeter
-    timeout_s: float | None
-
-    @property
-    def deadline_s(self) -> float | None:
-        return None if self.timeout_s is None else self.meter.arrival_s + self.timeout_s
-
-
 class ApiService:
     """What the routes of one ingress use. `is_ready`, `is_any_worker` (without asking anybody) and `metrics_text` come
     from whoever knows the cluster."""
@@ -117,7 +82,7 @@ class ApiService:
         self.count_rejection = metrics.request_rejected
         self.admission = Admission(settings.max_open_requests, metrics.request_rejected, is_any_worker)
         self._is_ready = is_ready
-        self._client = client
+        self._runner = AnswerRunner(client, self.admission)
         self._metrics = metrics
         self.chats = ChatForms(tokenizer, settings.tool_call_parser, settings.reasoning_parser)
         self.grammars = grammar_checks(tokenizer, settings.vocab_size)
@@ -194,69 +159,9 @@ class ApiService:
             raise bad_request("messages: the chat template made an empty prompt of them", "messages")
         return token_ids
 
-    async def run(self, jobs: list[Job], accepted: asyncio.Event | None = None) -> AsyncGenerator[Delta, None]:
-        """The text of all answers as it comes. Raises ApiError. The first item waits until every request was taken
-        by a worker, so that what refuses one of them is known before anything is sent; `accepted` is set then."""
-        num_waiting = len(jobs)
-        meters = {answer.index: job.meter for job in jobs for answer in job.answers}
-        held: list[Delta] = []
-        async with aclosing(merged([self._run_one(job) for job in jobs])) as items:
-            async for item in items:
-                if isinstance(item, AnswerAccepted):
-                    num_waiting -= 1
-                    if num_waiting == 0 and accepted is not None:
-                        accepted.set()
-                else:
-                    held.append(item)
-                if num_waiting == 0:
-                    for delta in held:
-                        meters[delta.index].delivered(delta.index, delta.num_tokens)
-                        yield delta
-                    held = []
-
-    async def _run_one(self, job: Job) -> AsyncGenerator[AnswerAccepted | Delta, None]:
-        outcome = "abort"  # unless something else ends it: the client left
-        is_refused = False
-        num_open = len(job.answers)
-        passed = deadline_passed(job.timeout_s or 0.0)
-        try:
-            with self.admission.cutoff(job.deadline_s, passed) as cutoff:
-                async with aclosing(follow(self._client, job.request, job.answers)) as items:
-                    while (item := await cutoff.guard(anext(items, None))) is not None:
-                        if isinstance(item, Delta) and item.finish_reason is not None:
-                            num_open -= 1
-                            if num_open == 0:
-                                outcome = item.finish_reason
-                        yield item
-                        if outcome != "abort":
-                            job.meter.finished(outcome)  # before the worker is told, which may take a while
-        except RequestRejectedError as error:
-            is_refused = True
-            job.meter.rejected("refused")
-            raise bad_request(error.message, error.param, error.code) from error
-        except WorkerOverloadedError as error:
-            is_refused = True
-            job.meter.rejected("queue_full")
-            raise overloaded(error.retry_after_s) from error
-        except WorkerUnavailableError as error:
-            outcome = "error"
-            job.meter.rejected("unavailable")
-            logger.warning("request %s: %s", job.request.request_id, error)
-            raise unavailable(str(error)) from error
-        except WorkerFailedError as error:
-            outcome = "error"
-            logger.error("request %s: %s", job.request.request_id, error)
-            raise ApiError(500, str(error), code="worker_failed") from error
-        except ApiError as error:
-            outcome = "error"
-            job.meter.rejected("deadline" if error is passed else "draining")
-            raise
-        except Exception:
-            outcome = "error"
-            raise
-        finally:
-            if not is_refused:
-                job.meter.finished(outcome)
+    def run(self, jobs: list[Job], accepted: asyncio.Event | None = None) -> AsyncGenerator[Delta, None]:
+        """As `AnswerRunner.run`."""
+        return self._runner.run(jobs, accepted)
 
     def _job(
         self,

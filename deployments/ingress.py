@@ -101,6 +101,7 @@ class Ingress:
             is_any_worker=ROUTER_STATE.has_running,
         )
         self._cors_origins = settings.cors_origins
+        self._service.grammars.warm_up()
         self._pusher = MetricsPusher(self._actor, f"ingress-{context.replica_id.unique_id}")
         self._reporter = asyncio.create_task(self._report_metrics())
         self._reporter.add_done_callback(log_failure)
@@ -140,6 +141,7 @@ class Ingress:
         if hasattr(self, "_reporter"):
             self._reporter.cancel()
             self._pusher.say_goodbye()
+            self._service.grammars.close()
 
 
 def _prefix_keys(settings: IngressSettings, facts: ModelFacts) -> PrefixKeys | None:

@@ -145,4 +145,5 @@ class WorkerReplica:
         """Serve calls it after the drain, also for a replica whose start failed."""
         if hasattr(self, "_reporting"):
             self._reporting.cancel()
+            await asyncio.gather(self._reporting, return_exceptions=True)
             await self._service.stop(self._settings.stop_timeout_s)

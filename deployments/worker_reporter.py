@@ -51,25 +51,33 @@ class WorkerReporter:
         self.is_user_config_refused = False
 
     async def run(self) -> None:
-        """Reports until it is cancelled."""
+        """Reports until it is cancelled, and says goodbye then: a worker that ends on purpose is not down."""
         actor = await asyncio.to_thread(self._make_actor)
         pusher: MetricsPusher | None = None
         rank: int | None = None
-        while True:
-            try:
-                self._service.check_health()
-            except WorkerDeadError as error:
-                logger.error("this worker does not report: %s", error)
-                await asyncio.sleep(PUSH_PERIOD_S)
-                continue
-            if pusher is None or rank != self.rank:
-                if pusher is not None:
-                    pusher.say_goodbye()
-                rank = self.rank
-                self._count_from_zero()
-                pusher = MetricsPusher(actor, f"worker-{rank}")
-            await pusher.push(self._snapshot())
-            await self._next_report()
+        try:
+            while True:
+                if pusher is None or rank != self.rank:
+                    if pusher is not None:
+                        pusher.say_goodbye()
+                    rank = self.rank
+                    self._count_from_zero()
+                    pusher = MetricsPusher(actor, f"worker-{rank}")
+                await self._report(pusher)
+        finally:
+            if pusher is not None:
+                pusher.say_goodbye()
+
+    async def _report(self, pusher: MetricsPusher) -> None:
+        """Once, unless nothing is to be reported, and then until the next time."""
+        try:
+            self._service.check_health()
+        except WorkerDeadError as error:
+            logger.error("this worker does not report: %s", error)
+            await asyncio.sleep(PUSH_PERIOD_S)
+            return
+        await pusher.push(self._snapshot())
+        await self._next_report()
 
     def _count_from_zero(self) -> None:
         """What was counted under another rank stays with it."""

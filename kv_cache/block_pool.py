@@ -48,7 +48,9 @@ class BlockPool:
             return []
         else:
             num_empty = min(count, len(self._empty))
-            taken = self._empty[len(self._empty) - num_empty :]
+            # In the order in which single ones would be taken: neighbours then follow each other in a table, and the
+            # memory behind them is read as a stream.
+            taken = self._empty[: -num_empty - 1 : -1]
             del self._empty[len(self._empty) - num_empty :]
             for _ in range(count - num_empty):
                 block, _nothing = self._cached.popitem(last=False)

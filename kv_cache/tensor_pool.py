@@ -10,7 +10,8 @@ BlockPairs = list[tuple[int, int]]
 
 class TensorPool:
     """Keys and values of every block. Each layer is `[2, num_blocks, block_size, num_kv_heads, head_size]`, where
-    index 0 holds keys and 1 values; device block 0 is the null block, which stays zero.
+    index 0 holds keys and 1 values; device block 0 is the null block, which stays zero. How the numbers of a block lie
+    within it is the attention backend's business.
 
     Everything starts as zeros, so what padding reads is finite and a masked weight of zero really removes it.
     """

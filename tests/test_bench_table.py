@@ -35,10 +35,11 @@ def test_the_worst_gap_stands_beside_the_other_policys() -> None:
 
 
 def test_costs_of_the_scheduler_are_shown_for_one_answer_and_for_a_step() -> None:
-    line = {"running": 256, "waiting": 10_000, "us_per_sequence": 1.5, "queue_policy": "fair"}
+    line = {"running": 256, "waiting": 10_000, "us_per_sequence": 1.5, "queue_policy": "fcfs"}
     assert scheduler_rows(line) == [
-        ("scheduler, 256 running, 10,000 waiting (fair)", "1.50 µs for each of them", "0.38 ms a step")
+        ("scheduler, 256 running, 10,000 waiting (fcfs)", "1.50 µs for each of them", "0.38 ms a step")
     ]
+    assert scheduler_rows({**line, "queue_policy": "fair"}) == scheduler_rows({**line, "waiting": 10}) == []
     assert record_rows({"running": 256, "record_us": 30.2, "step_ms": 120.0, "share": 0.00025}) == [
         ("a step's record, 256 running", "30 µs", "0.03% of the decode step of 120 ms")
     ]

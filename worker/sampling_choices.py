@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from worker.types import BeamParams, SamplingParams
+from worker.types import BeamParams, GrammarSpec, SamplingParams
 
 MAX_TEMPERATURE = 2.0
 #: seeds are taken modulo this, so that they mean the same in process and over HTTP
@@ -27,6 +27,7 @@ _NEUTRAL_FOR_BEAMS: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (None,),
     "prompt_logprobs": (None,),
     "min_tokens": (0,),
+    "grammar": (None,),
 }
 
 
@@ -65,6 +66,7 @@ class SamplingChoices:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: GrammarSpec | None = None
 
     def resolve(
         self, defaults: Mapping[str, Any], *, max_tokens: int, vocab_size: int, random_seed: int
@@ -115,6 +117,7 @@ class SamplingChoices:
             min_tokens=self.min_tokens,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
+            grammar=self.grammar,
         )
 
     def check(self) -> None:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.protocol.requests import ChatRequest, Message
+from deployments.protocol.messages import Message
+from deployments.protocol.requests import ChatRequest
 from deployments.protocol.tools import Function
 from deployments.tool_calls.answer_parts import PartsOptions
 from deployments.tool_calls.formats import AUTO, tool_call_format

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.protocol.requests import Message
+from deployments.protocol.messages import Message
 from deployments.protocol.tools import Function
 from deployments.tool_calls.pieces import ToolCallFormat
 

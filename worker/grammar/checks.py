@@ -56,7 +56,7 @@ class GrammarChecks:
         self._thread.submit(self._check, GrammarSpec("json_object", ""), time.monotonic() + self.limits.wait_s)
 
     def close(self) -> None:
-        """Ends the trial's process. What is being looked at is looked at to the end."""
+        """Ends the trial's process, after what it is looking at. Nothing may be submitted any more."""
         self._thread.shutdown(cancel_futures=True)
         if self._trial is not None:
             self._trial.close()
@@ -72,7 +72,7 @@ class GrammarChecks:
                 if len(self._verdicts) > self.limits.num_cached:
                     self._verdicts.popitem(last=False)
         if isinstance(verdict, GrammarError):
-            raise verdict
+            raise _anew(verdict)
         return verdict
 
     def _try(self, spec: GrammarSpec, deadline_s: float) -> str | GrammarError:
@@ -94,7 +94,12 @@ class GrammarChecks:
 def _settled(verdict: str | GrammarError) -> Future[str]:
     future: Future[str] = Future()
     if isinstance(verdict, GrammarError):
-        future.set_exception(verdict)
+        future.set_exception(_anew(verdict))
     else:
         future.set_result(verdict)
     return future
+
+
+def _anew(error: GrammarError) -> GrammarError:
+    """One that is raised again and again would gather the tracebacks of all who met it."""
+    return GrammarError(str(error))

@@ -76,8 +76,11 @@ void each_token(Member& member, int tokens, Item item) {
 
 template <class T>
 void attend_all(Member& member, const Attention& a, const std::vector<AttentionItem>& items, float* scratch) {
-    member.each(static_cast<int>(items.size() * a.cache.kv_heads),
-                [&](int item) { attend<T>(a, items, item, item + member.team_size(), scratch); });
+    const int count = static_cast<int>(items.size());
+    member.each(count, [&](int item) {
+        const int after = item + member.team_size();
+        attend<T>(a, items[item], after < count ? &items[after] : nullptr, scratch);
+    });
 }
 
 template <class T>
@@ -145,7 +148,8 @@ void run_layer(Member& member, const Decoder& d, const Layer& layer, const Step&
 template <class T>
 void run_step(const Decoder& d, const Step& step, const Buffers& buffers, int num_threads) {
     const int hidden = static_cast<int>(d.hidden);
-    const std::vector<AttentionItem> items = attention_items(step.query_starts, step.num_rows, d.heads / d.kv_heads);
+    const std::vector<AttentionItem> items =
+        attention_items(step.query_starts, step.num_rows, d.heads, d.kv_heads, num_threads);
     const size_t scratch_size = attention_scratch(d.heads, d.kv_heads, d.head_size);
     Team team{num_threads};
 #pragma omp parallel num_threads(num_threads)
@@ -174,7 +178,8 @@ void run_step(const Decoder& d, const Step& step, const Buffers& buffers, int nu
 
 template <class T>
 void run_attention(const Attention& a, float* scratch, int num_threads) {
-    const std::vector<AttentionItem> items = attention_items(a.query_starts, a.num_rows, a.heads / a.cache.kv_heads);
+    const std::vector<AttentionItem> items =
+        attention_items(a.query_starts, a.num_rows, a.heads, a.cache.kv_heads, num_threads);
     const size_t scratch_size = attention_scratch(a.heads, a.cache.kv_heads, a.cache.head_size);
     Team team{num_threads};
 #pragma omp parallel num_threads(num_threads)

@@ -1,4 +1,4 @@
-"""The C structures of `kernels.cpp`, `cache.h`, `attention.h` and `selection.h`, field by field.
+"""The C structures of `kernels.cpp`, `cache.h`, `key_tiles.h` and `selection.h`, field by field.
 
 Sizes are int64, pointers are addresses.
 """
