@@ -11,6 +11,8 @@ from tests.local_server import MODEL_NAME, serving_in_process
 from worker.config import EngineConfig
 from worker.demo_model import ensure_demo_model
 
+pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install -e '.[evaluation]'")
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.model,
