@@ -19,6 +19,7 @@ from deployments.answer_meter import ApiMetrics
 from deployments.answer_runs import Job
 from deployments.answering import service_of, streamed, whole
 from deployments.api_service import ApiService, ApiSettings
+from deployments.chat_rendering import ChatRendering
 from deployments.dialects import messages_routes, responses_routes, tokens_routes
 from deployments.disconnects import ClientGoneError
 from deployments.error_responses import error_response
@@ -32,7 +33,6 @@ from deployments.protocol.responses import Envelope, Usage, model_object
 from deployments.protocol.schemas import ChatCompletion, Completion, Model, ModelList, Status
 from deployments.ranking import best_answers
 from deployments.rendering import (
-    ChatRendering,
     CompletionRendering,
     Rendering,
     whole_response,
@@ -113,10 +113,12 @@ def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
         service = service_of(request)
         body = await read_request(request, ChatRequest, service.settings.max_body_bytes)
         jobs = await service.chat_jobs(body, arrival_s, caller_of(request, service.settings))
+        parts = service.chats.parts(body, jobs[0].request.prompt_token_ids)
         rendering = ChatRendering(
             service.tokenizer.token_text,
             with_logprobs=body.num_logprobs is not None,
             num_prompt_logprobs=body.prompt_logprobs,
+            parts=parts,
         )
         return await _answer(request, service, body, jobs, rendering)
 

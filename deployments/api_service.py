@@ -6,7 +6,7 @@ Knows neither routes nor the shapes of responses.
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from deployments.admission import Admission
@@ -17,18 +17,15 @@ from deployments.grammar_checks import check_grammar, grammar_checks
 from deployments.keys import ANYBODY, Caller, KeyRing
 from deployments.protocol.choices import check_limits
 from deployments.protocol.errors import bad_request, model_not_found
-from deployments.protocol.requests import (
-    MAX_PRIORITY,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    Message,
-    Prompt,
-)
+from deployments.protocol.fields import MAX_PRIORITY, Prompt
+from deployments.protocol.messages import Message
+from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.protocol.sampling import check_token_ids, sampling_params
+from deployments.protocol.tools import Function
+from deployments.tool_calls.chats import ChatForms
 from deployments.worker_client import WorkerClient
 from worker.text import ChatTemplateError, Tokenizer
-from worker.types import EngineRequest
+from worker.types import EngineRequest, GrammarSpec
 
 T = TypeVar("T")
 
@@ -55,6 +52,8 @@ class ApiSettings:
     max_sequences: int = 1024
     most_urgent_priority: int = -MAX_PRIORITY
     tenant_header: str | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     keys: KeyRing | None = None
     request_timeout_s: float = 0.0
     keep_alive_s: float = 0.0
@@ -85,6 +84,7 @@ class ApiService:
         self._is_ready = is_ready
         self._runner = AnswerRunner(client, self.admission)
         self._metrics = metrics
+        self.chats = ChatForms(tokenizer, settings.tool_call_parser, settings.reasoning_parser)
         self.grammars = grammar_checks(tokenizer, settings.vocab_size)
 
     async def is_ready(self) -> bool:
@@ -116,26 +116,41 @@ class ApiService:
         self, request: ChatRequest, arrival_s: float, caller: Caller = ANYBODY, id_prefix: str = "chatcmpl-"
     ) -> list[Job]:
         self._check(request, 1)
-        await check_grammar(self.grammars, request.grammar)
-        token_ids = await self.chat_ids(request.messages, template_kwargs=request.chat_template_kwargs)
+        forced = self.chats.forced_grammar(request)
+        await check_grammar(self.grammars, request.grammar if forced is None else (forced, "tool_choice"))
+        token_ids = await self.chat_ids(
+            request.messages, request.offered_functions, template_kwargs=request.chat_template_kwargs
+        )
         meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
-        return [self._job(request, f"{id_prefix}{uuid.uuid4().hex}", 0, token_ids, "messages", meter, caller)]
+        job = self._job(
+            request,
+            f"{id_prefix}{uuid.uuid4().hex}",
+            0,
+            token_ids,
+            "messages",
+            meter,
+            caller,
+            forced_grammar=forced,
+            shows_special_tokens=self.chats.shows_special_tokens(request),
+        )
+        return [job]
 
     async def chat_ids(
         self,
         messages: Sequence[Message],
+        functions: Sequence[Function] = (),
         *,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The prompt of a conversation."""
-        plain = [message.model_dump(exclude_none=True) for message in messages]
-        num_chars = sum(len(message.content) for message in messages)
+        """The prompt of a conversation with these functions to call."""
+        plain, options = self.chats.prompt(messages, functions)
+        num_chars = sum(len(message.content) for message in messages) + len(str(options))
         try:
             token_ids = await self.off_loop(
                 num_chars,
                 lambda: self.tokenizer.encode_chat(
-                    plain, add_generation_prompt=add_generation_prompt, **(template_kwargs or {})
+                    plain, add_generation_prompt=add_generation_prompt, **options, **(template_kwargs or {})
                 ),
             )
         except ChatTemplateError as error:
@@ -158,6 +173,9 @@ class ApiService:
         meter: AnswerMeter,
         caller: Caller,
         prefix: str = "",
+        *,
+        forced_grammar: GrammarSpec | None = None,
+        shows_special_tokens: bool = False,
     ) -> Job:
         """Choices are numbered prompt after prompt. `prefix` is text that comes before each answer."""
         settings = self.settings
@@ -169,10 +187,12 @@ class ApiService:
             vocab_size=settings.vocab_size,
             generation_defaults=settings.generation_defaults,
         )
+        if forced_grammar is not None:
+            params = replace(params, grammar=forced_grammar)
         options = TextOptions(
             stop=tuple(request.stop or ()),
             include_stop_str=bool(request.include_stop_str_in_output),
-            skip_special_tokens=request.skip_special_tokens is not False,
+            skip_special_tokens=request.skip_special_tokens is not False and not shows_special_tokens,
             min_tokens=params.min_tokens,
         )
         first = prompt_index * params.n

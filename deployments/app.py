@@ -89,6 +89,8 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
         trust_remote_code=args.trust_remote_code,
         model_name=args.model_name,
         chat_template=args.chat_template,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         metrics_host=args.metrics_host,
         metrics_port=args.metrics_port,
         timeouts=ClientTimeouts(

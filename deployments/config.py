@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.keys import KeyRing, KeysError
+from deployments.tool_calls.names import ReasoningParserName, ToolCallParserName
 from worker.config import ConfigError, EngineConfig, check_engine_config, option_names, parse_bytes
 from worker.tenant_weights import parse_tenant_weights
 
@@ -52,6 +53,8 @@ class AppArgs(BaseModel):
     #: replicas of the HTTP API
     num_ingress: int = Field(default=1, ge=1)
     chat_template: str | None = None
+    tool_call_parser: ToolCallParserName = "auto"
+    reasoning_parser: ReasoningParserName = "auto"
     metrics_host: str = "127.0.0.1"
     #: 0: no scrape port; the ingress's /metrics works either way
     metrics_port: int = Field(default=9400, ge=0, le=65535)

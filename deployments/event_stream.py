@@ -45,7 +45,8 @@ async def events(
                 if usage is not None:
                     usage.completion_tokens += delta.num_tokens
                     usage.cached_tokens += delta.num_cached_tokens
-                yield b"".join(chunks)
+                if chunks:  # what may begin a tool call is held back
+                    yield b"".join(chunks)
     except Exception as error:
         if not state.has_begun:
             raise

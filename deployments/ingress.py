@@ -43,6 +43,8 @@ class IngressSettings:
     trust_remote_code: bool
     model_name: str
     chat_template: str | None
+    tool_call_parser: str
+    reasoning_parser: str
     metrics_host: str
     metrics_port: int
     timeouts: ClientTimeouts
@@ -86,6 +88,8 @@ class Ingress:
                 max_n=settings.max_n,
                 most_urgent_priority=settings.most_urgent_priority,
                 tenant_header=settings.tenant_header,
+                tool_call_parser=settings.tool_call_parser,
+                reasoning_parser=settings.reasoning_parser,
                 keys=settings.keys,
                 max_open_requests=settings.max_open_requests,
                 request_timeout_s=settings.request_timeout_s,

@@ -1,4 +1,4 @@
-"""Deltas to OpenAI objects: `ChatRendering` and `CompletionRendering`, streamed and whole."""
+"""Deltas to OpenAI objects: what a rendering does, and `CompletionRendering`. Chats have a file of their own."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -7,9 +7,7 @@ from typing import Any, Protocol
 from deployments.answers import Delta
 from deployments.protocol.responses import (
     Envelope,
-    TokenLogprob,
     TokenText,
-    chat_logprobs,
     completion_logprobs,
     prompt_logprobs,
 )
@@ -74,54 +72,6 @@ class CompletionRendering:
 
     def whole_fields(self, wholes: list[Delta]) -> dict[str, Any]:
         return {}
-
-
-class ChatRendering:
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-
-    def __init__(
-        self, token_text: TokenText, *, with_logprobs: bool, num_prompt_logprobs: int | None = None
-    ) -> None:
-        self._token_text = token_text
-        self._with_logprobs = with_logprobs
-        self._num_prompt_logprobs = num_prompt_logprobs
-        self._begun: set[int] = set()
-
-    def chunk_choices(self, delta: Delta) -> list[dict[str, Any]]:
-        choices = []
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
-            role = {"role": "assistant", "content": ""}
-            choices.append({"index": delta.index, "delta": role, "logprobs": None, "finish_reason": None})
-        content = {"content": delta.text} if delta.text else {}
-        choices.append(
-            {
-                "index": delta.index,
-                "delta": content,
-                "logprobs": self._logprobs(delta.logprobs),
-                "finish_reason": delta.finish_reason,
-            }
-        )
-        return choices
-
-    def whole_choice(self, whole: Delta) -> dict[str, Any]:
-        return {
-            "index": whole.index,
-            "message": {"role": "assistant", "content": whole.text, "refusal": None},
-            "logprobs": self._logprobs(whole.logprobs),
-            "finish_reason": whole.finish_reason,
-        }
-
-    def whole_fields(self, wholes: list[Delta]) -> dict[str, Any]:
-        """All choices have the same prompt."""
-        if self._num_prompt_logprobs is None:
-            return {}
-        entries = wholes[0].prompt or []
-        return {"prompt_logprobs": prompt_logprobs(entries, self._token_text, self._num_prompt_logprobs)}
-
-    def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any] | None:
-        return chat_logprobs(entries, self._token_text) if self._with_logprobs else None
 
 
 async def whole_answers(deltas: AsyncGenerator[Delta, None]) -> list[Delta]:

@@ -12,7 +12,8 @@ from fastapi.routing import iter_route_contexts
 
 from deployments.api import ApiService, ApiSettings, create_api
 from tests.fake_worker import CountedMetrics, FakeWorker
-from tests.tiny_tokenizers import tokenizer_of
+from tests.tiny_tokenizers import folder_of, tokenizer_of
+from worker.text import Tokenizer
 
 MODEL = "tiny"
 MAX_MODEL_LEN = 64
@@ -27,10 +28,13 @@ class Api:
     settings: dict[str, Any] = field(default_factory=dict)
     is_ready: bool = True
     cors_origins: tuple[str, ...] = ()
+    chat_template: str | None = None
     are_workers_running: bool = True
 
     def __post_init__(self) -> None:
         self.tokenizer = tokenizer_of(self.kind)
+        if self.chat_template is not None:
+            self.tokenizer = Tokenizer(folder_of(self.kind), self.chat_template)
         settings = {"max_model_len": MAX_MODEL_LEN, "vocab_size": self.tokenizer.vocab_size} | self.settings
         self.app = create_api(self.cors_origins)
         self.service = self.app.state.service = ApiService(

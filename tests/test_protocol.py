@@ -13,7 +13,8 @@ from ray.serve._private.constants import RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENG
 from transformers import PreTrainedTokenizerBase
 
 from deployments.protocol.errors import ApiError
-from deployments.protocol.requests import RENDERING_ARGUMENTS, ChatRequest, CompletionRequest, GenerationRequest
+from deployments.protocol.fields import RENDERING_ARGUMENTS
+from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.protocol.sampling import MAX_PROMPT_LOGPROB_ENTRIES, sampling_params
 from worker.types import SamplingParams
 

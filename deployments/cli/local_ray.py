@@ -4,6 +4,7 @@ Owns the promise that whatever was started here is gone afterwards, and that Ray
 terminal.
 """
 
+import asyncio
 import contextlib
 import logging
 from pathlib import Path
@@ -84,7 +85,7 @@ class RunningApp:
             return
         try:
             if self._serves:
-                _drain(drain_timeout_s)
+                asyncio.run(_drain(drain_timeout_s))
         except KeyboardInterrupt:
             # A cluster of our own ends with everything in it; one that others use must not keep the application.
             if self._address is not None:
@@ -108,12 +109,12 @@ class RunningApp:
         psutil.wait_procs(alive, timeout=_REMAINS_TIMEOUT_S)
 
 
-def _drain(timeout_s: float) -> None:
+async def _drain(timeout_s: float) -> None:
     """Every ingress replica takes nothing on any more and sees its answers to their end, or ends them. Serve has no
-    hook at which a replica could do that by itself."""
+    hook at which a replica could do that by itself. A coroutine, since a handle may need a running loop."""
     ingress: DeploymentHandle[Any] = serve.get_deployment_handle(INGRESS_NAME, app_name=APP_NAME)
     try:
-        ingress.broadcast("drain", timeout_s).results(
+        await ingress.broadcast("drain", timeout_s).results_async(
             timeout_s=timeout_s + _DRAIN_MARGIN_S, return_exceptions=True
         )
     except (RayError, RayServeException, TimeoutError) as error:

@@ -1,9 +1,10 @@
 """The serving options of `stallfree serve` by the names of `AppArgs`. Owns their texts, no rule about values."""
 
 import argparse
-from typing import Any
+from typing import Any, get_args
 
 from deployments.cli.options import whole_number
+from deployments.tool_calls.names import ReasoningParserName, ToolCallParserName
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -40,6 +41,10 @@ def _add_requests(group: Any) -> None:
     add = group.add_argument
     add("--served-model-name", metavar="NAME", help="what clients call the model (default: as in --model)")
     add("--chat-template", metavar="FILE", help="a Jinja template in place of the model's own")
+    add("--tool-call-parser", choices=get_args(ToolCallParserName), help="how the model writes tool calls (default: "
+        "auto, by its chat template)")  # fmt: skip
+    add("--reasoning-parser", choices=get_args(ReasoningParserName), help="think: answers may begin with reasoning "
+        "between <think> tags (default: auto, by the chat template)")  # fmt: skip
     _add_count(group, "max_n", 64, "most answers to one prompt: bounds n, best_of and beam_width")
     _add_count(group, "most_urgent_priority", -100, "no request is more urgent, whatever it asks; lower is more urgent",
                "P")  # fmt: skip

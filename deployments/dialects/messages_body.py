@@ -6,15 +6,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from deployments.protocol.errors import bad_request
+from deployments.protocol.fields import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from deployments.protocol.messages import MAX_MESSAGES, Message, TextPart
 from deployments.protocol.parsing import Refusals, parse_body
-from deployments.protocol.requests import (
-    MAX_MESSAGES,
-    MAX_STOP_STRING_CHARS,
-    MAX_STOP_STRINGS,
-    ChatRequest,
-    Message,
-    TextPart,
-)
+from deployments.protocol.requests import ChatRequest
 
 _REFUSED: Refusals = {
     "tools": ((None, []), "calling tools"),

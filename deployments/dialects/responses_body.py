@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from deployments.protocol.errors import bad_request
+from deployments.protocol.fields import MAX_LOGPROBS
+from deployments.protocol.messages import MAX_MESSAGES, Message
 from deployments.protocol.parsing import Refusals, parse_body
-from deployments.protocol.requests import MAX_LOGPROBS, MAX_MESSAGES, ChatRequest, Message
+from deployments.protocol.requests import ChatRequest
 
 _REFUSED: Refusals = {
     "previous_response_id": ((None,), "an earlier response: this server stores none, so send its items again; it"),

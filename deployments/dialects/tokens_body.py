@@ -6,8 +6,8 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.protocol.errors import bad_request
+from deployments.protocol.messages import MAX_MESSAGES, Message
 from deployments.protocol.parsing import Refusals, parse_body
-from deployments.protocol.requests import MAX_MESSAGES, Message
 
 _REFUSED: Refusals = {
     "continue_final_message": ((None, False), "continuing the last message"),

@@ -4,132 +4,36 @@ Null means the default for every optional field. What depends on the model (its 
 defaults) is checked in `sampling.py`.
 """
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.protocol.choices import check_choices
 from deployments.protocol.errors import bad_request
+from deployments.protocol.fields import (
+    MAX_CACHE_SALT_CHARS,
+    MAX_LOGPROBS,
+    MAX_PRIORITY,
+    MAX_STOP_TOKEN_IDS,
+    EarlyStopping,
+    LogitBias,
+    Prompts,
+    StopStrings,
+    TemplateArguments,
+)
+from deployments.protocol.messages import MAX_MESSAGES, Message
 from deployments.protocol.parsing import Refusals, parse_body
 from deployments.protocol.structured import AnswerForm
-
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_CHARS = 1024
-MAX_STOP_TOKEN_IDS = 256
-MAX_LOGPROBS = 20
-MAX_LOGIT_BIASES = 1024
-MAX_MESSAGES = 4096
-MAX_PRIORITY = 100
-MAX_CACHE_SALT_CHARS = 256
-#: what `chat_template_kwargs` cannot set: it says what is rendered, and how
-RENDERING_ARGUMENTS = frozenset(
-    {
-        "self", "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
-        "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
-        "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "kwargs",
-    }
-)  # fmt: skip
-
-Prompt = str | list[int]
-Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-
-
-def _stop_list(value: Any) -> Any:
-    """Clients send an empty string for no stop string."""
-    if isinstance(value, str):
-        return [value] if value else None
-    if isinstance(value, list) and any(string == "" for string in value):
-        raise ValueError("a stop string must not be empty")
-    return value
-
-
-def _logit_bias(value: Any) -> Any:
-    """JSON keys are strings; here they become token ids. Some clients send [] or "" for an empty object."""
-    if value in ([], ""):
-        return None
-    if not isinstance(value, dict):
-        return value
-    if any(not (isinstance(key, str) and re.fullmatch(r"[0-9]{1,9}", key)) for key in value):
-        raise ValueError("each key must be a token id written in digits")
-    return {int(key): bias for key, bias in value.items()}
-
-
-def _early_stopping(value: Any) -> Any:
-    if value is None or isinstance(value, bool) or value == "never":
-        return value
-    raise ValueError("must be true, false or 'never'")
-
-
-def _template_kwargs(value: Any) -> Any:
-    if isinstance(value, dict) and (taken := sorted(value.keys() & RENDERING_ARGUMENTS)):
-        raise ValueError(f"must not hold '{taken[0]}'")
-    return value
-
-
-def _prompts(value: Any) -> list[Prompt]:
-    """All forms of `prompt` as a list of texts and lists of token ids."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise ValueError("must be a string, a list of token ids, or a list of either")
-    if _are_token_ids(value):
-        return [value]
-    for prompt in value:
-        if not isinstance(prompt, str) and not (isinstance(prompt, list) and _are_token_ids(prompt, or_empty=True)):
-            raise ValueError("must be a string, a list of token ids, or a list of either")
-    return value
-
-
-def _are_token_ids(value: list[Any], *, or_empty: bool = False) -> bool:
-    return (or_empty or bool(value)) and all(type(item) is int for item in value)
-
-
-def _content(value: Any, info: ValidationInfo) -> Any:
-    """A list of text parts means the parts joined. OpenAI lets an assistant's message have no text, as null."""
-    if value is None and info.data.get("role") == "assistant":
-        return ""
-    if not isinstance(value, list):
-        return value
-    texts: list[str] = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ValueError("every part must be an object of type 'text'")
-        if not isinstance(part.get("text"), str):
-            raise ValueError("a part of type 'text' needs the string 'text'")
-        texts.append(part["text"])
-    return "".join(texts)
+from deployments.protocol.tools import Function, NamedChoice, ToolChoice, Tools, check_tools
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-#: As clients send them, for the OpenAPI page.
-_StopStrings = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]], Field(max_length=MAX_STOP_STRINGS)
-]
-_LogitBias = Annotated[
-    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100.0, le=100.0)]],
-    Field(max_length=MAX_LOGIT_BIASES),
-]
-
-
-class TextPart(_Body):
-    type: Literal["text"]
-    text: str
-
-
 class StreamOptions(_Body):
     include_usage: bool | None = None
-
-
-class Message(_Body):
-    role: Role  # before `content`, whose check looks at it
-    content: Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[TextPart] | None)]
-    name: str | None = None
 
 
 class GenerationRequest(_Body, AnswerForm):
@@ -142,11 +46,7 @@ class GenerationRequest(_Body, AnswerForm):
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[
-        list[Annotated[str, Field(max_length=MAX_STOP_STRING_CHARS)]] | None,
-        Field(max_length=MAX_STOP_STRINGS),
-        BeforeValidator(_stop_list, json_schema_input_type=str | _StopStrings | None),
-    ] = None
+    stop: StopStrings = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
@@ -154,20 +54,13 @@ class GenerationRequest(_Body, AnswerForm):
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    logit_bias: Annotated[
-        dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] | None,
-        Field(max_length=MAX_LOGIT_BIASES),
-        BeforeValidator(_logit_bias, json_schema_input_type=_LogitBias | None),
-    ] = None
+    logit_bias: LogitBias = None
     n: Annotated[int, Field(ge=1)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     use_beam_search: bool | None = None
     beam_width: Annotated[int, Field(ge=1)] | None = None
     length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = None
-    early_stopping: Annotated[
-        bool | str | None,
-        BeforeValidator(_early_stopping, json_schema_input_type=bool | Literal["never"] | None),
-    ] = None
+    early_stopping: EarlyStopping = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     timeout: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
@@ -180,9 +73,13 @@ class GenerationRequest(_Body, AnswerForm):
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
         """Raises ApiError that names the field."""
-        request = parse_body(cls, body, _REFUSED)
+        request = parse_body(cls, body, cls.refusals())
         request.check()
         return request
+
+    @classmethod
+    def refusals(cls) -> Refusals:
+        return _REFUSED
 
     def check(self) -> None:
         """What no single field can tell."""
@@ -236,11 +133,13 @@ class CompletionRequest(GenerationRequest):
     """`max_tokens` 0 computes the prompt alone: with `echo` and `logprobs`, or `prompt_logprobs`, it is scored."""
 
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    prompt: Annotated[
-        list[Prompt], BeforeValidator(_prompts, json_schema_input_type=Prompt | list[str] | list[list[int]])
-    ]
+    prompt: Prompts
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @classmethod
+    def refusals(cls) -> Refusals:
+        return {**_REFUSED, **_REFUSED_FOR_PROMPTS}
 
     @property
     def num_logprobs(self) -> int | None:
@@ -256,7 +155,10 @@ class ChatRequest(GenerationRequest):
     """Of the two limits `max_completion_tokens` wins."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(_template_kwargs)] = None
+    tools: Tools = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: TemplateArguments = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -265,6 +167,19 @@ class ChatRequest(GenerationRequest):
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs: only allowed when logprobs is true", "top_logprobs")
+        check_tools(self)
+
+    @property
+    def offered_functions(self) -> list[Function]:
+        """Those that the model is told of."""
+        return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or []]
+
+    @property
+    def forced_functions(self) -> list[Function]:
+        """The answer must be a call of one of these; none: it may be what it will."""
+        if isinstance(self.tool_choice, NamedChoice):
+            return [function for function in self.offered_functions if function.name == self.tool_choice.function.name]
+        return self.offered_functions if self.tool_choice == "required" else []
 
     @property
     def max_tokens_field(self) -> str:
@@ -279,13 +194,16 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+#: For chats alone.
+_REFUSED_FOR_PROMPTS: Refusals = {
+    "tools": ((None, [], {}, ""), "calling tools"),
+    "tool_choice": ((None, "", "none", "auto"), "calling tools"),
+}
 #: Fields that would change the answer and are not there yet: the values that ask for nothing, and what is refused.
 _REFUSED: Refusals = {
     "suffix": ((None, ""), "text after the completion"),
-    "tools": ((None, [], {}, ""), "calling tools"),
-    "tool_choice": ((None, "", "none", "auto"), "calling tools"),
-    "functions": ((None, [], {}, ""), "calling functions"),
-    "function_call": ((None, "", "none", "auto"), "calling functions"),
+    "functions": ((None, [], {}, ""), "functions; use tools instead: it"),
+    "function_call": ((None, "", "none", "auto"), "functions; use tool_choice instead: it"),
     "chat_template": ((None,), "a chat template of the request's own"),
     "modalities": ((None, [], ["text"]), "output other than text"),
     "audio": ((None,), "output other than text"),

@@ -51,6 +51,11 @@ class ChatTemplate:
             self._cutting_backend = copy.deepcopy(backend)
             self._cutting_backend.add_special_tokens([tokenizers.AddedToken(self._cut, normalized=False)])
 
+    @property
+    def text(self) -> str | None:
+        """The template itself; None for a model without one."""
+        return self._template
+
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         given = [value for message in messages for key, value in message.items() if key != "role"]
         if not any(map(self._holds_control_token, _texts([*given, options]))):

@@ -55,6 +55,15 @@ class Tokenizer:
         self._chat = ChatTemplate(wrapper, self._backend, chat_template)
 
     @property
+    def chat_template(self) -> str | None:
+        return self._chat.text
+
+    def token_id(self, token: str) -> int | None:
+        """Of a token by its name in the vocabulary."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    @property
     def adds_special_tokens(self) -> bool:
         """Whether an empty prompt becomes at least one token (such as BOS)."""
         return bool(self.encode(""))
