@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from scheduler import RequestTooLargeError, Scheduler, SequenceEnd
 from scheduler.records import StepRecord
 from tests.scheduling import Stepper
-from worker.engine import RequestError
 from worker.engine_loop import EngineLoop
+from worker.request_checks import RequestError
 from worker.types import EngineLoad, EngineRequest, SamplingParams, TokenEvent
 
 

@@ -10,7 +10,8 @@ from tests.group_runs import Run
 from tests.oracle.prompts import tiny_prompts
 from tests.tiny_models import save_tiny_model
 from worker.config import EngineConfig
-from worker.engine import Engine, RequestError
+from worker.engine import Engine
+from worker.request_checks import RequestError
 from worker.types import EngineRequest, SamplingParams, TokenLogprobs
 
 NUM_TOKENS = 20

@@ -8,8 +8,9 @@ import torch
 from tests.tiny_models import VOCAB_SIZE, load_reference, save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 from worker.config import EngineConfig
-from worker.engine import EngineTotals, RequestError
+from worker.engine import EngineTotals
 from worker.llm import LLM
+from worker.request_checks import RequestError
 from worker.sampling_choices import SamplingChoices
 from worker.text import Tokenizer
 from worker.types import EngineRequest, TokenEvent

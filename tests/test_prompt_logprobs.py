@@ -11,7 +11,8 @@ from tests.oracle.prompts import tiny_prompts
 from tests.tiny_models import FAMILIES, load_reference, save_tiny_model
 from worker import prompt_scores
 from worker.config import EngineConfig
-from worker.engine import Engine, RequestError
+from worker.engine import Engine
+from worker.request_checks import RequestError
 from worker.types import EngineRequest, PromptTokenLogprobs, SamplingParams, TokenEvent
 
 MAX_MODEL_LEN = 192

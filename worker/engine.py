@@ -30,16 +30,13 @@ from worker.prefix_keys import PrefixKeys
 from worker.prompt_scores import PromptScores, score_prompts
 from worker.rates import PrefillRate, StepSpeed, measure_swap_rate
 from worker.recorder import open_recorder
+from worker.request_checks import RequestError, checked_outputs
 from worker.sampler import NO_TOKEN, Sampler, SampleRow, has_no_best
 from worker.types import EngineLoad, EngineRequest, TokenEvent
 
 #: tokens of the step that is run before the engine takes requests, so that the first one finds everything warm
 NUM_WARM_UP_TOKENS = 32
 NO_NUMBERS = "the model computed NaN, or no score above minus infinity, for this request"
-
-
-class RequestError(ValueError):
-    """The engine refuses this request; the message is for the client."""
 
 
 class Engine:
@@ -87,22 +84,9 @@ class Engine:
     def add_request(self, request: EngineRequest, now: float) -> None:
         """Queue a request that arrived at `now`. Raises RequestError for what can never run here. Waits for a grammar
         that is not compiled: see `grammars.prepare`."""
-        params = request.params
-        if not request.prompt_token_ids:
-            raise RequestError("the prompt is empty")
         if request.request_id in self._open:
             raise RequestError(f"request {request.request_id} is already here")
-        if params.n < 1 or (params.beam is not None and params.beam.width < params.n):
-            raise RequestError(f"n: {params.n} answers cannot come of it")
-        outputs = [list(output) for output in request.output_token_ids] or [[] for _ in range(params.n)]
-        if len(outputs) != params.n:
-            raise RequestError(f"output_token_ids: {len(outputs)} lists for {params.n} samples")
-        if not request.open_samples:
-            raise RequestError("ended_samples: nothing is left to generate")
-        is_for_nothing = params.max_tokens == 0 and params.beam is None and not any(outputs)
-        num_known = max(len(outputs[index]) for index in request.open_samples)
-        if params.max_tokens <= num_known and not is_for_nothing:
-            raise RequestError(f"max_tokens: {params.max_tokens} leaves nothing to generate")
+        params, outputs = request.params, checked_outputs(request)
         scores: PromptScores | None = None
         if params.prompt_logprobs is not None and not any(outputs):  # with output, they have been told
             scores = PromptScores(request.prompt_token_ids, params.prompt_logprobs)

@@ -14,8 +14,9 @@ from queue import Empty, SimpleQueue
 
 from scheduler.limits import StepLimits
 from scheduler.records import StepRecord
-from worker.engine import Engine, RequestError
+from worker.engine import Engine
 from worker.grammar.compiler import CompiledGrammar
+from worker.request_checks import RequestError
 from worker.types import EngineLoad, EngineRequest, TokenEvent
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from worker.config import EngineConfig
-from worker.engine import Engine, EngineTotals, RequestError
+from worker.engine import Engine, EngineTotals
+from worker.request_checks import RequestError
 from worker.sampling_choices import SamplingChoices
 from worker.text import Tokenizer
 from worker.types import EngineRequest, PromptTokenLogprobs, SamplingParams, TokenEvent, TokenLogprobs

@@ -83,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
     _quiet_libraries()
 
     from worker.demo_model import DemoModelError
-    from worker.engine import RequestError
     from worker.llm import LLM
     from worker.model_support import UnsupportedModelError
+    from worker.request_checks import RequestError
     from worker.text import ChatTemplateError, TokenizerError
     from worker.weights import WeightsError
 

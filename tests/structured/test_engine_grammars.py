@@ -15,10 +15,11 @@ from tests.steppable_engine import Mailbox
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 from worker.config import EngineConfig
-from worker.engine import Engine, RequestError
+from worker.engine import Engine
 from worker.engine_loop import EngineLoop
 from worker.grammar.errors import GrammarError
 from worker.grammar.specs import json_object_grammar, regex_grammar
+from worker.request_checks import RequestError
 from worker.text import Tokenizer
 from worker.types import BeamParams, EngineRequest, GrammarSpec, SamplingParams
 
