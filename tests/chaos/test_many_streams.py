@@ -14,13 +14,15 @@ from tests.server_process import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 NUM_STREAMS = 500
-NUM_TOKENS = 128
+NUM_TOKENS = 96
+#: slow enough that all of them have begun before the first one ends
+STEP_MS = 100
 CLIENT_TIMEOUT_S = 150
 
 
 def test_five_hundred_streams_lose_nothing(paced_folder: Path):
     args = paced_args(paced_folder, 2, num_ingress=4, max_num_seqs=256, max_num_batched_tokens=512)
-    with chaos_server(args, paced_environment(step_ms=20)) as server:
+    with chaos_server(args, paced_environment(step_ms=STEP_MS)) as server:
         wait_until(lambda: len(server.ingress_pids()) == 4, 60.0)
         command = [sys.executable, "-m", "tests.chaos.many_streams", server.url, str(paced_folder)]
         command += [str(NUM_STREAMS), str(NUM_TOKENS)]
