@@ -156,7 +156,7 @@ def test_what_does_not_fit_is_refused_by_name(fields: dict[str, Any], param: str
     api = calling()
     response = api.chat(**fields)
     assert response.status_code == 400
-    assert response.json()["error"]["param"].split(".function-after")[0].startswith(param)
+    assert response.json()["error"]["param"] == param
     assert not api.worker.requests
 
 

@@ -132,6 +132,39 @@ def test_a_wrong_message_is_refused_by_its_place(message: Any, param: str) -> No
     assert param_of({"model": "m", "messages": [*MESSAGES, message]}, ChatRequest) == param
 
 
+@pytest.mark.parametrize(
+    "choice",
+    ["sometimes", 5, [1], {"type": "x"}, {"type": "function"}, {"type": "function", "function": {"name": "a b"}}],
+)
+def test_a_wrong_tool_choice_is_told_what_it_may_be(choice: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(tool_choice=choice)
+    assert caught.value.param == "tool_choice"
+    assert caught.value.message.startswith("tool_choice: must be 'none', 'auto', 'required', or an object")
+
+
+def test_a_choice_among_allowed_tools_is_refused_by_name() -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}})
+    assert (caught.value.param, caught.value.code) == ("tool_choice", "unsupported_parameter")
+    assert "allowed_tools" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": 5}, "guided_json"),
+        ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": "{}", "str": 5}}, "structured_outputs.str"),
+        ({"response_format": {"type": "text", "json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"logit_bias": {"1": 1000}}, "logit_bias[1]"),
+    ],
+)
+def test_the_place_of_an_error_holds_names_and_indices_and_no_types(fields: dict[str, Any], param: str) -> None:
+    assert param_of({"model": "m", "messages": MESSAGES, **fields}, ChatRequest) == param
+
+
 def test_an_assistants_message_may_be_without_text() -> None:
     request = chat(messages=[*MESSAGES, {"role": "assistant", "content": None}])
     assert request.messages[-1].content == ""

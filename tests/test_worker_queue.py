@@ -97,3 +97,51 @@ def test_limits_may_change_at_any_time() -> None:
     assert changed.retry_after_s(20, full) is not None
     changed.limits = QueueLimits(200, 0)
     assert changed.retry_after_s(20, full) is None
+
+
+def stuck_queue(seconds: float, max_queued_tokens: int = 0, max_queued_requests: int = 0) -> WorkerQueue:
+    """Eleven came at once, eight found a slot, and nothing has left since."""
+    stuck = queue(max_queued_tokens, max_queued_requests)
+    stuck.observe(0.0, load())
+    for _ in range(11):
+        stuck.took(10)
+    for tick in range(1, int(seconds / TICK_S) + 2):
+        stuck.observe(tick * TICK_S, load(num_queued_tokens=30, num_waiting=3))
+    return stuck
+
+
+def test_while_no_slot_gets_free_the_wait_is_no_less_than_the_time_that_nothing_has_left() -> None:
+    full = load(num_queued_tokens=30, num_waiting=3)
+    for limits in ((0, 3), (30, 0)):
+        assert stuck_queue(0.0, *limits).retry_after_s(10, full) == MIN_RETRY_AFTER_S
+        assert stuck_queue(6.0, *limits).retry_after_s(10, full) == pytest.approx(6.0)
+        assert stuck_queue(90.0, *limits).retry_after_s(10, full) == MAX_RETRY_AFTER_S
+
+
+def test_once_an_admission_was_waited_for_the_next_one_is_foreseen_from_it() -> None:
+    full = load(num_queued_tokens=30, num_waiting=3)
+    seen = stuck_queue(11.75, max_queued_requests=3)
+    seen.observe(12.25, load(num_queued_tokens=10, num_waiting=1))
+    seen.took(10)
+    seen.took(10)
+    seen.observe(12.5, full)
+    assert seen.retry_after_s(10, full) == pytest.approx(12.0)
+    # Two left at once, so that four more take two such waits.
+    assert seen.retry_after_s(10, load(num_queued_tokens=60, num_waiting=6)) == pytest.approx(24.0)
+
+
+def test_neither_a_preempted_answer_nor_a_newcomer_on_its_way_counts_as_an_admission() -> None:
+    full = load(num_queued_tokens=30, num_waiting=3)
+    seen = stuck_queue(4.0, max_queued_requests=3)
+    seen.observe(4.5, load(num_queued_tokens=90, num_waiting=4))
+    seen.took(10)
+    seen.observe(4.75, full)
+    assert seen.retry_after_s(10, full) == pytest.approx(4.5)
+
+
+def test_quick_admissions_are_soon_believed() -> None:
+    seen = stuck_queue(11.75, max_queued_requests=3)
+    for tick in range(49, 200):
+        seen.observe(tick * TICK_S, load(num_queued_tokens=20, num_waiting=2))
+        seen.took(10)
+    assert seen.retry_after_s(10, load(num_queued_tokens=30, num_waiting=3)) == MIN_RETRY_AFTER_S

@@ -1,6 +1,7 @@
 """What goes wrong at the edge, as OpenAI error objects. Texts name fields and numbers, never what a client wrote."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -108,11 +109,23 @@ def deadline_passed(timeout_s: float) -> ApiError:
     return ApiError(504, f"the answer was not done within its {timeout_s:g} s", param="timeout", code="timeout")
 
 
-def from_validation(error: ValidationError) -> ApiError:
+def from_validation(error: ValidationError, body: Mapping[str, Any]) -> ApiError:
     """The first thing wrong with a body, by the name of its field."""
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    param = ""
-    for part in first["loc"]:
-        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
+    param = _param(first["loc"], body, is_missing=first["type"] == "missing")
     message = first["msg"].removeprefix(_VALIDATOR_PREFIX)
     return bad_request(f"{param or 'body'}: {message}", param or None)
+
+
+def _param(loc: tuple[int | str, ...], body: Mapping[str, Any], *, is_missing: bool) -> str:
+    """The place in the body. A validator's path also names the types that it tried there, which are no part of it."""
+    param = ""
+    value: Any = body
+    for position, part in enumerate(loc, 1):
+        if isinstance(part, int):
+            param += f"[{part}]"
+            value = value[part] if isinstance(value, list) and part < len(value) else None
+        elif (isinstance(value, Mapping) and part in value) or (is_missing and position == len(loc)):
+            param += f".{part}" if param else part
+            value = value.get(part) if isinstance(value, Mapping) else None
+    return param

@@ -31,7 +31,7 @@ def parse_body(kind: type[BodyT], body: Mapping[str, Any], refused: Refusals) ->
     try:
         return kind.model_validate(dict(body))
     except ValidationError as error:
-        raise from_validation(error) from None
+        raise from_validation(error, body) from None
 
 
 def refuse(body: Mapping[str, Any], refused: Refusals) -> None:

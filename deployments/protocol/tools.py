@@ -2,7 +2,15 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from deployments.protocol.errors import bad_request, not_supported
 
@@ -60,13 +68,22 @@ def _none_if_empty(value: Any) -> Any:
     return None if value in ([], {}, "") else value
 
 
+def _choice(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        raise not_supported("tool_choice", "the form 'allowed_tools'")
+    try:
+        return validate(_none_if_empty(value))
+    except ValidationError:
+        raise ValueError("must be 'none', 'auto', 'required', or an object that names a function") from None
+
+
 Tools = Annotated[
     Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None,
     BeforeValidator(_none_if_empty, json_schema_input_type=Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None),
 ]
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | NamedChoice | None,
-    BeforeValidator(_none_if_empty, json_schema_input_type=Literal["none", "auto", "required"] | NamedChoice | None),
+    WrapValidator(_choice, json_schema_input_type=Literal["none", "auto", "required"] | NamedChoice | None),
 ]
 ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_CALLS)]
 
