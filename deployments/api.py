@@ -37,7 +37,7 @@ from deployments.rendering import (
     Rendering,
     whole_response,
 )
-from deployments.request_ids import HEADER, RequestIds
+from deployments.request_ids import RequestIds, request_id_headers
 
 __all__ = ["ApiMetrics", "ApiService", "ApiSettings", "create_api"]
 
@@ -54,15 +54,18 @@ _CORS: dict[str, Any] = {
 }
 
 
-def create_api(cors_origins: Collection[str] = ()) -> FastAPI:
-    """The application; set `app.state.service` before the first request. Pages of `cors_origins` may ask ("*": all)."""
+def create_api(cors_origins: Collection[str] = (), *, behind_serve: bool = False) -> FastAPI:
+    """The application; set `app.state.service` before the first request. Pages of `cors_origins` may ask ("*": all).
+
+    `behind_serve`: Serve's proxy stands before it, and adds the header `x-request-id`.
+    """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, exception_handlers=_EXCEPTION_HANDLERS)
     # The last one added is the outermost: a preflight needs no key, and every response has its request's id.
     app.add_middleware(AdmissionGate)
     app.add_middleware(ApiKeyCheck)
     if cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=cors_origins, **_CORS)
-    app.add_middleware(RequestIds)
+    app.add_middleware(RequestIds, behind_serve=behind_serve)
     started_s = int(time.time())
 
     @app.head("/health", include_in_schema=False)
@@ -178,7 +181,7 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:
 
 async def _on_unexpected(request: Request, error: Exception) -> Response:
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    headers = {HEADER: request.state.request_id}  # the framework answers this one outside of all middleware
+    headers = request_id_headers(request)  # the framework answers this one outside of all middleware
     return error_response(request.scope, ApiError(500, "internal error", code="internal_error", headers=headers))
 
 

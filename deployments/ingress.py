@@ -108,7 +108,7 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve when the constructor is done."""
-        api = create_api(self._cors_origins)
+        api = create_api(self._cors_origins, behind_serve=True)
         api.state.service = self._service
         return api
 
