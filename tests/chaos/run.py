@@ -42,14 +42,14 @@ class Verdict:
     client_gap_p99_s: float = 0.0
     leaked_blocks: int = 0
 
-    def failures(self, num_kills: int) -> list[str]:
+    def failures(self, num_kills: int, most_gap_s: float = CLIENT_GAP_GOAL_S) -> list[str]:
         must_be_zero = {"changed": self.changed, "lost": self.lost, "leaked_blocks": self.leaked_blocks}
         failures = [f"{name}: {value}" for name, value in must_be_zero.items() if value]
         if self.near_ties > max(1, int(MAX_NEAR_TIE_SHARE * self.requests)):
             failures.append(f"near_ties: {self.near_ties} of {self.requests}")
         if self.kills < num_kills:
             failures.append(f"kills: {self.kills} of {num_kills}")
-        if self.client_gap_p99_s >= CLIENT_GAP_GOAL_S:
+        if self.client_gap_p99_s >= most_gap_s:
             failures.append(f"client_gap_p99_s: {self.client_gap_p99_s}")
         return failures
 

@@ -18,6 +18,9 @@ from worker.text import Tokenizer
 
 pytestmark = pytest.mark.ray
 
+#: `make chaos` holds the pause to its goal; here the machine may have other work, and a gap is no lost answer
+BUSY_GAP_S = 15.0
+
 
 def test_a_worker_that_is_killed_under_load_costs_a_pause_and_no_token(paced_folder: Path):
     tokenizer, model = Tokenizer(paced_folder), paced_model(paced_folder)
@@ -26,7 +29,7 @@ def test_a_worker_that_is_killed_under_load_costs_a_pause_and_no_token(paced_fol
     with chaos_server(paced_args(paced_folder, 2), paced_environment(step_ms=20)) as server:
         run = ChaosRun(server, requests, expected, MODEL)
         verdict = run.run(Disturber(server, 2), Disturbances(num_kills=1, stop_s=0), min_requests=24)
-    assert verdict.failures(num_kills=1) == [], run.notes
+    assert verdict.failures(num_kills=1, most_gap_s=BUSY_GAP_S) == [], run.notes
 
 
 @pytest.mark.slow
@@ -35,5 +38,5 @@ def test_the_demo_model_keeps_every_answer_through_five_kills_a_stop_and_a_redep
     wanted = Disturbances(num_kills=5, stop_s=STOP_S, redeploy={"max_num_batched_tokens": 96})
     verdict = demo_run(num_workers=3, num_in_flight=12, wanted=wanted)
     print(verdict.to_dict())
-    assert verdict.failures(num_kills=5) == []
+    assert verdict.failures(num_kills=5, most_gap_s=BUSY_GAP_S) == []
     assert verdict.requests >= NUM_REQUESTS
