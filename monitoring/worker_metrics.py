@@ -76,9 +76,9 @@ class WorkerMetrics:
         self._accumulator.set("stallfree_user_config_refused", float(is_refused))
 
     def set_demand(self, *, tokens: float, sequences: float) -> None:
-        """What is asked of this worker as shares of what it sustains."""
-        self._accumulator.set("stallfree_scaling_demand", tokens, "tokens")
-        self._accumulator.set("stallfree_scaling_demand", sequences, "sequences")
+        """What is asked of this worker as shares of what it sustains, in thousandths: what fades must reach zero."""
+        self._accumulator.set("stallfree_scaling_demand", round(tokens, 3), "tokens")
+        self._accumulator.set("stallfree_scaling_demand", round(sequences, 3), "sequences")
 
     def snapshot(self) -> Snapshot:
         return self._accumulator.snapshot()

@@ -260,3 +260,13 @@ def test_observing_takes_microseconds() -> None:
         )
     )
     assert seconds / 2000 < 10e-6  # about 0.4 µs on an idle machine; the margin is for a crowded one
+
+
+def test_a_demand_that_fades_reaches_zero() -> None:
+    worker = WorkerMetrics("demo", 0)
+    seen = []
+    for halvings in range(12):
+        worker.set_demand(tokens=0.5**halvings, sequences=0.0)
+        seen.append(worker.snapshot()["gauges"]["stallfree_scaling_demand"]["tokens"])
+    assert seen[:3] == [1.0, 0.5, 0.25]
+    assert seen[-1] == 0.0

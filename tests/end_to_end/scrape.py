@@ -60,7 +60,11 @@ def settled(server: ServerProcess) -> Scrape:
         seen.append(scrape(server))
         return seen[-1].is_idle and seen[-1].samples == seen[-2].samples
 
-    wait_until(is_settled, IDLE_TIMEOUT_S)
+    try:
+        wait_until(is_settled, IDLE_TIMEOUT_S)
+    except AssertionError as error:
+        changing = {name for name, value in seen[-1].samples.items() if seen[-2].samples.get(name) != value}
+        raise AssertionError(f"held: {seen[-1].held}; still changing: {changing}") from error
     return seen[-1]
 
 
