@@ -1,6 +1,7 @@
 """`/metrics` as Prometheus reads it: samples by name and labels, and how much they grew between two scrapes."""
 
 import time
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -36,6 +37,11 @@ class Scrape:
         return sum(found)
 
     @property
+    def reported(self) -> dict[Any, float]:
+        """What stands still once everything has been reported: all but the demand, a mean that fades for a minute."""
+        return {key: value for key, value in self.samples.items() if key[0] != "stallfree_scaling_demand"}
+
+    @property
     def held(self) -> list[float]:
         """What requests hold: waiting, running, swapped, blocks of both pools."""
         return [self.value(name) for name in _GAUGES]
@@ -58,12 +64,12 @@ def settled(server: ServerProcess) -> Scrape:
     def is_settled() -> bool:
         time.sleep(_REPORT_PERIOD_S)
         seen.append(scrape(server))
-        return seen[-1].is_idle and seen[-1].samples == seen[-2].samples
+        return seen[-1].is_idle and seen[-1].reported == seen[-2].reported
 
     try:
         wait_until(is_settled, IDLE_TIMEOUT_S)
     except AssertionError as error:
-        changing = {name for name, value in seen[-1].samples.items() if seen[-2].samples.get(name) != value}
+        changing = {key for key, value in seen[-1].reported.items() if seen[-2].reported.get(key) != value}
         raise AssertionError(f"held: {seen[-1].held}; still changing: {changing}") from error
     return seen[-1]
 

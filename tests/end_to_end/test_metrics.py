@@ -173,7 +173,7 @@ def test_time_to_first_token_is_what_the_client_sees(server: ServerProcess):
 
 def test_the_scrape_port_and_the_ingress_say_the_same(server: ServerProcess):
     settled(server)
-    assert scrape(server, of_scrape_port=True).samples == scrape(server).samples
+    assert scrape(server, of_scrape_port=True).reported == scrape(server).reported
 
 
 def test_promtool_finds_nothing_to_say(server: ServerProcess):
