@@ -23,9 +23,9 @@ NUM_AT_ONCE = 6
 ANSWER_TOKENS = 8
 #: a pool that holds what runs and three of the eight prefixes
 NUM_BLOCKS = 240
-#: every prefix is computed once by whoever is asked first, which weighs in so short a run; on virtual time
-#: tests/test_routing.py holds the gain of a long run to 2
-MIN_GAIN = 1.5
+#: pools this small lose prefixes under both routers, and how many depends on timing; on virtual time
+#: tests/test_routing.py holds the gain to 2
+MIN_GAIN = 1.2
 #: of the worker that was given most requests, over the mean
 MOST_UNEVEN = 1.35
 

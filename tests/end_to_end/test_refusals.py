@@ -43,7 +43,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     (CHAT, {"messages": []}, 400, "messages"),
     (CHAT, {"messages": "Hello"}, 400, "messages"),
     (CHAT, {"messages": [{"role": "nobody", "content": "Hello"}]}, 400, "messages[0].role"),
-    (CHAT, {"tools": [{"type": "function"}]}, 400, "tools"),
+    (CHAT, {"tools": [{"type": "function"}]}, 400, "tools[0].function"),
 ]
 
 
