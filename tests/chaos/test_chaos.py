@@ -34,6 +34,7 @@ def test_a_worker_that_is_killed_under_load_costs_a_pause_and_no_token(paced_fol
 
 @pytest.mark.slow
 @pytest.mark.model
+@pytest.mark.timeout(600)
 def test_the_demo_model_keeps_every_answer_through_five_kills_a_stop_and_a_redeploy():
     wanted = Disturbances(num_kills=5, stop_s=STOP_S, redeploy={"max_num_batched_tokens": 96})
     verdict = demo_run(num_workers=3, num_in_flight=12, wanted=wanted)
