@@ -295,7 +295,14 @@ def test_help_names_every_option_and_loads_neither_torch_nor_ray() -> None:
 def test_ctrl_c_ends_quietly_with_130(model_folder: Path) -> None:
     command = [sys.executable, "-m", "deployments.cli.main", "generate", "--model", str(model_folder)]
     command += ["--num-threads", "1", "--prompt", "x", "--max-tokens", "2000", "--ignore-eos"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A shell starts what it puts into the background deaf to Ctrl-C; this one hears it.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stderr is not None
     assert process.stderr.readline().startswith("loading")
     process.send_signal(signal.SIGINT)
