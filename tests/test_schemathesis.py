@@ -104,6 +104,10 @@ def generated(
     test()
 
 
+#: what a `timeout` of microseconds and a grammar that a busy machine could not look at in time are told
+NO_TIME = (503, 504)
+
+
 class Asked:
     """Sends cases to an API in this process and checks what comes back. `prefix` comes before the paths."""
 
@@ -122,7 +126,7 @@ class Asked:
             content=_content(arguments),
         )
         self.statuses[case.path, response.status_code] += 1
-        assert response.status_code < 500, response.text
+        assert response.status_code < 500 or response.status_code in NO_TIME, response.text
         if response.headers["content-type"].startswith("text/event-stream"):
             assert _is_event_stream(response.text)
             return
