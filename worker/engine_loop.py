@@ -8,14 +8,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 from scheduler.limits import StepLimits
 from scheduler.records import StepRecord
+from worker.arrivals import Arrival, UnpreparedArrivals
 from worker.engine import Engine
-from worker.grammar.compiler import CompiledGrammar
 from worker.request_checks import RequestError
 from worker.types import EngineLoad, EngineRequest, TokenEvent
 
@@ -49,22 +48,13 @@ class _Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrival:
-    """A request arrives when it is submitted; that it is taken in only after the running step is part of its wait."""
-
-    request: EngineRequest
-    time_s: float
-    grammar: Future[CompiledGrammar] | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Prepared:
     """The grammar of a request is compiled, or cannot be."""
 
     request_id: str
 
 
-_Command = _Arrival | _Prepared | _Abort | _Finish | StepLimits | None
+_Command = Arrival | _Prepared | _Abort | _Finish | StepLimits | None
 
 
 class EngineLoop:
@@ -83,8 +73,7 @@ class EngineLoop:
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._open: dict[str, set[int]] = {}
-        #: those whose grammars are not compiled yet: the scheduler does not know of them
-        self._unprepared: dict[str, _Arrival] = {}
+        self._unprepared = UnpreparedArrivals()
         self._lock = threading.Lock()
         self._is_stopping = False
         self._error: BaseException | None = None
@@ -115,7 +104,7 @@ class EngineLoop:
                 self._num_new_requests += 1
                 self._num_new_tokens += request.num_known_tokens
                 grammar = None if request.params.grammar is None else self._engine.grammars.prepare(request)
-                self._commands.put(_Arrival(request, time.monotonic(), grammar))
+                self._commands.put(Arrival(request, time.monotonic(), grammar))
                 return
         error = "the engine is stopping" if self._error is None else f"the engine is dead: {self._error!r}"
         self._deliver(
@@ -190,18 +179,19 @@ class EngineLoop:
                 self._engine.check_integrity()
 
     def _show_load(self, obeyed: list[_Command]) -> None:
-        load = self._read_load()
-        arrived = [command.request for command in obeyed if isinstance(command, _Arrival)]
+        load = self._unprepared.added_to(self._engine.load())
+        arrived = [command.request for command in obeyed if isinstance(command, Arrival)]
         with self._lock:
             self._load = load
             self._num_new_requests -= len(arrived)
             self._num_new_tokens -= sum(request.num_known_tokens for request in arrived)
 
     def _obey(self, command: _Command) -> None:
-        if isinstance(command, _Arrival):
-            self._arrive(command)
+        if isinstance(command, Arrival):
+            if not self._unprepared.hold(command, lambda request_id: self._commands.put(_Prepared(request_id))):
+                self._add(command)
         elif isinstance(command, _Prepared):
-            arrival = self._unprepared.pop(command.request_id, None)
+            arrival = self._unprepared.take(command.request_id)
             if arrival is not None:
                 self._add(arrival)
         elif isinstance(command, _Abort):
@@ -211,15 +201,7 @@ class EngineLoop:
         elif isinstance(command, StepLimits):
             self._engine.scheduler.set_limits(command)
 
-    def _arrive(self, arrival: _Arrival) -> None:
-        request_id, grammar = arrival.request.request_id, arrival.grammar
-        if grammar is None or grammar.done():
-            self._add(arrival)
-            return
-        self._unprepared[request_id] = arrival
-        grammar.add_done_callback(lambda _: self._commands.put(_Prepared(request_id)))
-
-    def _add(self, arrival: _Arrival) -> None:
+    def _add(self, arrival: Arrival) -> None:
         """`arrival` waits for nothing any more."""
         error = None if arrival.grammar is None else arrival.grammar.exception()
         if error is not None:
@@ -231,7 +213,7 @@ class EngineLoop:
             self._refuse(arrival.request, str(error))
 
     def _abort(self, request_id: str) -> None:
-        arrival = self._unprepared.pop(request_id, None)
+        arrival = self._unprepared.take(request_id)
         if arrival is None:
             self._engine.abort(request_id)
             return
@@ -239,18 +221,6 @@ class EngineLoop:
         arrival.grammar.cancel()
         self._send(
             [TokenEvent(request_id, index, [], finish_reason="abort") for index in arrival.request.open_samples]
-        )
-
-    def _read_load(self) -> EngineLoad:
-        """What waits for its grammar waits, though the engine does not know of it yet."""
-        load = self._engine.load()
-        if not self._unprepared:
-            return load
-        num_tokens = sum(arrival.request.num_known_tokens for arrival in self._unprepared.values())
-        return replace(
-            load,
-            num_waiting=load.num_waiting + len(self._unprepared),
-            num_queued_tokens=load.num_queued_tokens + num_tokens,
         )
 
     def _refuse(self, request: EngineRequest, message: str) -> None:
@@ -263,7 +233,7 @@ class EngineLoop:
         events = self._engine.step(now)
         self._step_began_s = None
         self._step_id += 1
-        self._load = self._read_load()
+        self._load = self._unprepared.added_to(self._engine.load())
         if events:
             self._send(events)
 
