@@ -1,6 +1,5 @@
 """A request for which the model computes no numbers ends with an error; the engine and its batch mates go on."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,8 @@ from tests.tiny_models import save_tiny_model
 from worker.config import EngineConfig
 from worker.engine import NO_NUMBERS, Engine
 from worker.types import BeamParams, EngineRequest, SamplingParams, TokenEvent
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=1.0, seed=3)
@@ -25,14 +26,6 @@ KINDS = {
     "beams": SamplingParams(max_tokens=8, n=2, beam=BeamParams(3)),
     "scored": replace(GREEDY, prompt_logprobs=1),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,8 @@
 """Several answers to a prompt by the real engine on tiny models: samples, ends of single ones, resumed requests."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.group_runs import Run
 from tests.oracle.prompts import tiny_prompts
@@ -14,18 +12,12 @@ from worker.engine import Engine
 from worker.request_checks import RequestError
 from worker.types import BeamParams, EngineRequest, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BLOCK_SIZE = 8
 NUM_TOKENS = 24
 PROMPTS = tiny_prompts([13, 40, 16, 8, 29, 5])
 SAMPLED = SamplingParams(max_tokens=NUM_TOKENS, n=4, temperature=1.0, seed=11, ignore_eos=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

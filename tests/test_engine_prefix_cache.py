@@ -1,10 +1,8 @@
 """The prefix cache in the real engine: the same tokens as without it, and what is counted."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.group_runs import Run
 from tests.oracle.prompts import tiny_prompts
@@ -14,16 +12,10 @@ from worker.engine import Engine
 from worker.prefix_keys import PrefixKeys
 from worker.types import EngineRequest, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BLOCK_SIZE = 16
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,8 @@
 """Requests that go on from output they had elsewhere, by the real engine on a tiny model: as if never disturbed."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.group_runs import Run
 from tests.oracle.prompts import tiny_prompts
@@ -13,6 +11,8 @@ from worker.config import EngineConfig
 from worker.engine import Engine
 from worker.request_checks import RequestError
 from worker.types import EngineRequest, SamplingParams, TokenLogprobs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_TOKENS = 20
 [PROMPT] = tiny_prompts([21])
@@ -26,14 +26,6 @@ PARAMS = SamplingParams(
     frequency_penalty=0.4,
     repetition_penalty=1.2,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Log-probabilities of prompts are those of a plain forward pass, however the prompt is cut, preempted or cached."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,18 +14,12 @@ from worker.engine import Engine
 from worker.request_checks import RequestError
 from worker.types import EngineRequest, PromptTokenLogprobs, SamplingParams, TokenEvent
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MAX_MODEL_LEN = 192
 TOLERANCE = 1e-3
 SCORED = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, prompt_logprobs=3)
 SCORED_ALONE = replace(SCORED, max_tokens=0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

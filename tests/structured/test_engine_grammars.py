@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.group_runs import Run
 from tests.oracle.prompts import tiny_prompts
@@ -23,17 +22,11 @@ from worker.request_checks import RequestError
 from worker.text import Tokenizer
 from worker.types import BeamParams, EngineRequest, GrammarSpec, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EOS = 2
 PATTERN = r"[a-f]{10,30}(-[0-9]{3,12}){2}"
 FORM = SamplingParams(max_tokens=70, n=2, temperature=1.0, seed=5, grammar=regex_grammar(PATTERN))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
