@@ -18,7 +18,7 @@ Clocks = Mapping[str, int]
 
 @dataclass(slots=True, eq=False)
 class Actor:
-    """A request as others see it. `number` counts arrivals; `num_tokens` weighs what it holds.
+    """A request as others see it. `number` counts arrivals; it holds blocks for `num_tokens`, and `num_rows` slots.
 
     `charges`: by kind of time, the steps in which it took some, and how much up to each of them.
     """
@@ -28,6 +28,7 @@ class Actor:
     number: int
     priority: int
     num_tokens: int
+    num_rows: int = 1
     last_step: int = -1
     charges: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
 
@@ -102,8 +103,10 @@ class Blockers:
                 found.append((actor, us))
         return _within(found, limit_us)
 
-    def holders(self, kind: str, since_us: int, since_step: int, total_us: int, but: Actor) -> list[tuple[Actor, int]]:
-        """Who held blocks or slots while time of this kind passed, since its clock showed `since_us`.
+    def holders(
+        self, kind: str, since_us: int, since_step: int, total_us: int, but: Actor, *, is_slots: bool
+    ) -> list[tuple[Actor, int]]:
+        """Who held slots, or else blocks, while time of this kind passed, since its clock showed `since_us`.
 
         The `total_us` are divided by what each held and for how long of that time.
         """
@@ -112,8 +115,9 @@ class Blockers:
 
         def weigh(hold: _Hold, until_us: int) -> None:
             if hold.actor is not but and (us := until_us - max(hold.since[place], since_us)) > 0:
-                _, known = weights.get(hold.actor.request_id, (hold.actor, 0))
-                weights[hold.actor.request_id] = (hold.actor, known + us * max(hold.actor.num_tokens, 1))
+                actor = hold.actor
+                _, known = weights.get(actor.request_id, (actor, 0))
+                weights[actor.request_id] = (actor, known + us * (actor.num_rows if is_slots else actor.num_tokens))
 
         for hold in self._holds.values():
             weigh(hold, since_us + total_us)
@@ -133,9 +137,7 @@ def _within(found: list[tuple[Actor, int]], limit_us: int) -> list[tuple[Actor, 
     return [(actor, us * limit_us // total) for actor, us in found]
 
 
-def split(
-    found: list[tuple[Actor, int]], label: Callable[[Actor], str]
-) -> dict[str, list[tuple[Actor, int]]]:
+def split(found: list[tuple[Actor, int]], label: Callable[[Actor], str]) -> dict[str, list[tuple[Actor, int]]]:
     """By what they are called."""
     groups: dict[str, list[tuple[Actor, int]]] = {}
     for actor, us in found:

@@ -23,9 +23,9 @@ _WAITING = {None: "waiting:", **{reason: f"waiting:{reason}" for reason in WaitR
 _SWAPPED = {None: "swapped:", **{reason: f"swapped:{reason}" for reason in WaitReason}}
 _HELD = (WaitReason.BLOCKS, WaitReason.SEQUENCE_SLOTS)
 _HOLDING_KINDS = tuple(kinds[reason] for kinds in (_WAITING, _SWAPPED) for reason in _HELD)
-#: what running answers get of steps, and what chunks take of them
-_OWN, _PROMPTS, _ANSWERS, _ROW, _CHUNKS = "own", "prompts", "answers", "row", "chunks"
-_CLOCKS = (*_WAITING.values(), *_SWAPPED.values(), _OWN, _PROMPTS, _ANSWERS, _ROW)
+#: what prompts, other answers and one more answer add to running answers' steps; what chunks take of any step
+_PROMPTS, _ANSWERS, _ROW, _CHUNKS = "prompts", "answers", "row", "chunks"
+_CLOCKS = (*_WAITING.values(), *_SWAPPED.values(), _PROMPTS, _ANSWERS, _ROW)
 _OUT = (LifeState.QUEUED, LifeState.THROWN_OUT, LifeState.SWAPPED)
 
 
@@ -68,7 +68,7 @@ class Lives:
         taken_in_us = max(self._now_us, arrival_us) if taken_in_s is None else max(_us(taken_in_s), arrival_us)
         if not self._open:
             self._now_us = max(self._now_us, taken_in_us)  # nobody was there: that time is nobody's
-        actor = Actor(request_id, tenant, self._num_arrivals, priority, num_prompt_tokens)
+        actor = Actor(request_id, tenant, self._num_arrivals, priority, num_prompt_tokens, num_rows)
         self._num_arrivals += 1
         life = self._open[request_id] = Life(actor, arrival_us, taken_in_us, num_rows, num_prompt_tokens)
         held_us = taken_in_us - arrival_us
@@ -180,7 +180,6 @@ class Lives:
 
     def _advance_clocks(self, record: StepRecord, shares: StepShares) -> None:
         clocks = self._clocks
-        clocks[_OWN] += shares.decode_own_us
         clocks[_PROMPTS] += shares.decode_prompts_us
         clocks[_ANSWERS] += shares.decode_answers_us
         clocks[_ROW] += min(shares.answer_row_us, shares.step_us)
@@ -235,7 +234,7 @@ class Lives:
     def _close_decode(self, life: Life, us: int) -> None:
         if us <= 0:
             return
-        own, prompts, answers, row = (self._clocks[kind] - life.clocks[kind] for kind in (_OWN, _PROMPTS, _ANSWERS, _ROW))
+        prompts, answers, row = (self._clocks[kind] - life.clocks[kind] for kind in (_PROMPTS, _ANSWERS, _ROW))
         siblings = min((life.num_rows - 1) * row, answers)
         prompts = min(prompts, us)
         answers = min(answers - siblings, us - prompts)
@@ -258,16 +257,13 @@ class Lives:
                 left_us -= part_us
                 self._add_waiting(life, reason, part_us, self._in_the_way(life, kinds[reason], reason, passed_us))
 
-    def _in_the_way(
-        self, life: Life, kind: str, reason: WaitReason | None, passed_us: int
-    ) -> list[tuple[Actor, int]]:
+    def _in_the_way(self, life: Life, kind: str, reason: WaitReason | None, passed_us: int) -> list[tuple[Actor, int]]:
         if reason in _HELD:
-            return self._blockers.holders(kind, life.clocks[kind], life.step, passed_us, life.actor)
+            is_slots = reason is WaitReason.SEQUENCE_SLOTS
+            return self._blockers.holders(kind, life.clocks[kind], life.step, passed_us, life.actor, is_slots=is_slots)
         return self._blockers.chargers(kind, life.step, passed_us, life.actor)
 
-    def _add_waiting(
-        self, life: Life, reason: WaitReason | None, us: int, found: list[tuple[Actor, int]]
-    ) -> None:
+    def _add_waiting(self, life: Life, reason: WaitReason | None, us: int, found: list[tuple[Actor, int]]) -> None:
         if life.state is not LifeState.QUEUED:
             life.add(life.state.value, life.cause, us, found)
             return

@@ -55,7 +55,9 @@ class ShareEstimate:
             one_row = one_s / all_s
             row_more = (one_s - base_s) / all_s
             answers = (answers_only_s - base_s) / all_s
-            prompts = (all_s - answers_only_s) / all_s
+            # Steps without prompts are many and well known: prompts added no more than what is beyond such a one.
+            beyond_s = max(step_us * 1e-6 - answers_only_s, 0.0)
+            prompts = min((all_s - answers_only_s) / all_s, beyond_s * 1e6 / max(step_us, 1))
             alone = [predict_s(StepLoad(0, 0, chunk.start), chunk.end - chunk.start) / all_s for chunk in chunks]
         if num_decodes == 0:  # answers stand still while prompts run
             own_us, prompts_us = 0, step_us

@@ -1,4 +1,4 @@
-"""`EngineLives`: what an engine's requests spent their time on, told with their events. Knows no tokens and no tensors."""
+"""`EngineLives`: what an engine's requests spent their time on, told with their events. Knows no tokens."""
 
 from collections.abc import Callable, Container
 
