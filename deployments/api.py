@@ -24,6 +24,7 @@ from deployments.dialects import messages_routes, responses_routes, tokens_route
 from deployments.disconnects import ClientGoneError
 from deployments.error_responses import error_response
 from deployments.event_stream import events
+from deployments.explain import routes as explain_routes
 from deployments.key_check import ApiKeyCheck, caller_of, require_admin
 from deployments.openapi import describe
 from deployments.protocol.body import read_request
@@ -128,6 +129,7 @@ def create_api(cors_origins: Collection[str] = (), *, behind_serve: bool = False
     app.include_router(tokens_routes.router)
     app.include_router(messages_routes.router)
     app.include_router(responses_routes.router)
+    app.include_router(explain_routes.router)
     app.include_router(openapi_routes.router)
     return app
 

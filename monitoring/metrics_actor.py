@@ -16,6 +16,7 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from monitoring.accumulator import Snapshot
+from monitoring.explanation_store import ExplanationStore, StoredExplanation
 from monitoring.exposition import registry_of, render
 from monitoring.metrics_store import Inheritance, MetricsStore
 
@@ -30,6 +31,7 @@ class MetricsActor:
 
     def __init__(self, host: str, port: int) -> None:
         self._store = MetricsStore(time.monotonic)
+        self._explanations = ExplanationStore(time.monotonic)
         self._registry = registry_of(self._store)
         self._address: tuple[str, int] | None = None
         self._server: tuple[WSGIServer, Thread] | None = None
@@ -40,6 +42,15 @@ class MetricsActor:
 
     def drop(self, source: str, epoch: str | None = None) -> None:
         self._store.drop(source, epoch)
+
+    def put_explanations(self, source: str, ended: list[StoredExplanation], holds_requests: bool) -> list[str]:
+        return self._explanations.put(source, ended, holds_requests=holds_requests)
+
+    def answer_explanation(self, request_id: str, running: list[StoredExplanation]) -> None:
+        self._explanations.answer(request_id, running)
+
+    def find_explanations(self, source: str, request_id: str) -> tuple[list[StoredExplanation], bool]:
+        return self._explanations.find(source, request_id)
 
     def render(self) -> str:
         return render(self._registry)
