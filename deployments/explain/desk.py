@@ -47,6 +47,13 @@ class ExplainDesk:
             longest["requests"] = [explanation["id"] for explanation in explanations]
         return shown_to(longest, None if may_read_all else caller)
 
+    async def explanation_if_known(self, request_id: str, caller: Caller, *, has_keys: bool) -> dict[str, Any] | None:
+        """For an answer that carries it along and must not fail for the lack of it."""
+        try:
+            return await self.explanation(request_id, caller, has_keys=has_keys)
+        except ApiError:
+            return None
+
     async def _find(self, request_id: str) -> list[StoredExplanation]:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + ELSEWHERE_TIMEOUT_S
