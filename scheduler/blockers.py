@@ -101,7 +101,7 @@ class Blockers:
                 break
             if actor is not but and (us := actor.charged_since(kind, since_step)) > 0:
                 found.append((actor, us))
-        return _within(found, limit_us)
+        return within(found, limit_us)
 
     def holders(
         self, kind: str, since_us: int, since_step: int, total_us: int, but: Actor, *, is_slots: bool
@@ -130,7 +130,8 @@ class Blockers:
         return [(actor, total_us * weight // total) for actor, weight in weights.values()]
 
 
-def _within(found: list[tuple[Actor, int]], limit_us: int) -> list[tuple[Actor, int]]:
+def within(found: list[tuple[Actor, int]], limit_us: int) -> list[tuple[Actor, int]]:
+    """Scaled down, where they sum to more than `limit_us`."""
     total = sum(us for _, us in found)
     if total <= limit_us:
         return found

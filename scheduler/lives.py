@@ -6,7 +6,7 @@ costs nothing in a step. It reads no clock and changes no decision.
 
 from collections import OrderedDict
 
-from scheduler.blockers import Actor, Blockers, split
+from scheduler.blockers import Actor, Blockers, split, within
 from scheduler.life import Life, LifeState
 from scheduler.life_report import ChunkSpan, LifeReport, LostPlace
 from scheduler.records import PreemptionRecord, StepRecord, WaitReason
@@ -255,7 +255,8 @@ class Lives:
             if passed_us > 0 or reason is longest:
                 part_us = left_us if reason is longest else min(passed_us, left_us)
                 left_us -= part_us
-                self._add_waiting(life, reason, part_us, self._in_the_way(life, kinds[reason], reason, passed_us))
+                found = within(self._in_the_way(life, kinds[reason], reason, passed_us), part_us)
+                self._add_waiting(life, reason, part_us, found)
 
     def _in_the_way(self, life: Life, kind: str, reason: WaitReason | None, passed_us: int) -> list[tuple[Actor, int]]:
         if reason in _HELD:

@@ -7,6 +7,7 @@ from scheduler import SchedulerPolicy
 from scheduler.life import MAX_CHUNKS, MAX_PARTS
 from scheduler.life_report import MAX_BLOCKERS, LifePart, LifeReport
 from scheduler.lives import Lives
+from scheduler.records import ChunkRecord, StepRecord, WaitReason
 from tests.explained_runs import PRESSURES, Explained, explained, pressing_works, work
 
 WAITS = ("queue", "preempted", "swapped")
@@ -146,6 +147,26 @@ def test_a_running_request_can_be_asked_about_and_asking_changes_nothing():
     assert lives.report("a", 9.0) == over
     assert lives.report("b", 9.0) is None
     assert lives.ended("b", 9.0) is None
+
+
+def test_a_request_that_came_between_two_steps_blames_others_for_no_more_than_it_waited():
+    lives = Lives(is_fair=False)
+    lives.arrived("long", 0.0, 4096)
+    lives.settled(_step(1, 0.0, ChunkRecord("long", 0, 0, 256)), 1.0)
+    lives.arrived("late", 1.25, 16)
+    for number in range(2, 4):
+        lives.settled(_step(number, number - 0.5, ChunkRecord("long", 0, 256 * number, 256 * number + 256)), number)
+    report = lives.ended("late", 3.0)
+    assert report is not None
+    (part,) = report.parts
+    assert (part.cause, part.us, part.blockers[0].us, part.others_us) == ("token_budget", 1_750_000, 1_750_000, 0)
+
+
+def _step(step_id: int, time_s: float, chunk: ChunkRecord) -> StepRecord:
+    size = chunk.end - chunk.start
+    record = StepRecord(step_id, time_s, 256, num_batched_tokens=size, num_prefill_tokens=size, prefill_chunks=[chunk])
+    record.waiting_reason = WaitReason.TOKEN_BUDGET
+    return record
 
 
 def test_a_report_can_be_cut_to_what_its_reader_had():
