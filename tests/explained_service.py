@@ -1,5 +1,4 @@
-"""The HTTP API over real engines of integers in this process: failover, lives and explanations as they are served, without
-Ray."""
+"""The HTTP API over real engines of integers in this process: failover and explanations as they are served, no Ray."""
 
 import asyncio
 import time
@@ -122,6 +121,7 @@ def run_explained(
             CountedMetrics(),
             is_ready=_yes,
             metrics_text=_nothing,
+            dashboard_data=_no_data,
             explain=ExplainDesk(journeys, no_others),
         )
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -137,6 +137,10 @@ def run_explained(
 
 async def _yes() -> bool:
     return True
+
+
+async def _no_data(cursor: int, store_id: str) -> dict[str, Any]:
+    return {}
 
 
 async def _nothing() -> str:

@@ -1,4 +1,4 @@
-"""Explanations over HTTP with the real engine behind it: sums, causes, who may read them, running and ended requests."""
+"""Explanations over HTTP with the real engine behind it: sums, causes, who may read them, running requests."""
 
 import asyncio
 import json
@@ -176,12 +176,12 @@ def test_under_pressure_with_a_failover_all_parts_sum_and_agree_with_the_client(
         api.workers.cuts = {chr(LOST_LATE): [4], chr(LOST_EARLY): [1, 2]}
 
         async def ask(number: int) -> dict[str, Any]:
-            await asyncio.sleep(draw.uniform(0.0, 1.0))
+            await asyncio.sleep(draw.uniform(0.0, 0.3))
             first = LOST_LATE if number % 20 == 0 else LOST_EARLY if number % 20 == 1 else 70 + number % 20
             length = draw.choice((10, 40, 80, 400 if number % 10 == 3 else 60))
             return await api.complete(
                 prompt=[first, *([number % 200 + 1] * length)],
-                max_tokens=draw.randint(4, 24),
+                max_tokens=draw.randint(20, 60),
                 n=draw.choice((1, 1, 2)) if first >= 70 else 1,
                 priority=draw.choice((0, 0, -2, 2)),
             )
