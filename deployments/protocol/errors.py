@@ -43,7 +43,9 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     if error.param not in names:
         return error
     param = names[error.param]
-    message = param + error.message.removeprefix(error.param) if error.message.startswith(error.param) else error.message
+    message = error.message
+    if message.startswith(f"{error.param}:"):
+        message = param + message.removeprefix(error.param)
     return ApiError(error.status, message, param=param, code=error.code, headers=error.headers)
 
 
