@@ -23,6 +23,7 @@ from deployments.protocol.requests import ChatRequest, CompletionRequest, Genera
 from deployments.protocol.sampling import check_token_ids, sampling_params
 from deployments.protocol.tools import Function
 from deployments.tool_calls.chats import ChatForms
+from deployments.tool_calls.first_call import until_first_call
 from deployments.worker_client import WorkerClient
 from worker.text import ChatTemplateError, Tokenizer
 from worker.types import EngineRequest, GrammarSpec
@@ -132,6 +133,7 @@ class ApiService:
             caller,
             forced_grammar=forced,
             shows_special_tokens=self.chats.shows_special_tokens(request),
+            until=until_first_call(self.chats.parts(request, token_ids)),
         )
         return [job]
 
@@ -176,6 +178,7 @@ class ApiService:
         *,
         forced_grammar: GrammarSpec | None = None,
         shows_special_tokens: bool = False,
+        until: Callable[[], Callable[[str], bool]] | None = None,
     ) -> Job:
         """Choices are numbered prompt after prompt. `prefix` is text that comes before each answer."""
         settings = self.settings
@@ -194,6 +197,7 @@ class ApiService:
             include_stop_str=bool(request.include_stop_str_in_output),
             skip_special_tokens=request.skip_special_tokens is not False and not shows_special_tokens,
             min_tokens=params.min_tokens,
+            until=until,
         )
         first = prompt_index * params.n
         return Job(
