@@ -147,13 +147,12 @@ class ApiService:
     ) -> list[int]:
         """The prompt of a conversation with these functions to call."""
         plain, options = self.chats.prompt(messages, functions)
-        num_chars = sum(len(message.content) for message in messages) + len(str(options))
         try:
-            token_ids = await self.off_loop(
-                num_chars,
+            # Off the loop however short it is: how long a template takes is the template's matter.
+            token_ids = await asyncio.to_thread(
                 lambda: self.tokenizer.encode_chat(
                     plain, add_generation_prompt=add_generation_prompt, **options, **(template_kwargs or {})
-                ),
+                )
             )
         except ChatTemplateError as error:
             raise bad_request(f"messages: {error}", "messages") from error
