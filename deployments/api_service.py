@@ -120,7 +120,7 @@ class ApiService:
         forced = self.chats.forced_grammar(request)
         await check_grammar(self.grammars, request.grammar if forced is None else (forced, "tool_choice"))
         token_ids = await self.chat_ids(
-            request.messages, request.offered_functions, template_kwargs=request.chat_template_kwargs
+            request.messages, request.offered_functions, template_kwargs=request.template_arguments
         )
         meter = AnswerMeter(self._metrics, arrival_s, len(token_ids), caller.tenant)
         job = self._job(

@@ -303,3 +303,14 @@ def test_openais_client_calls_tools_whole_and_streamed() -> None:
     for response in with_openai(calling("<think>hm</think>" + CALL, reasoning_parser="think"), work):
         call = response.output[-1]
         assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "clock", {"zone": "Paris"})
+
+
+def test_how_much_to_reason_reaches_templates_that_know_it() -> None:
+    template = "<|im_start|>{{ messages[0].content }} {{ reasoning_effort | default('any') }}<|im_end|>"
+    api = Api(calling("noon").worker, settings={"max_model_len": 4096}, chat_template=template)
+    api.chat(messages=ASKED, reasoning_effort="low")
+    ask_response(api, reasoning={"effort": "low", "summary": "auto"})
+    api.chat(messages=ASKED, reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high"})
+    api.chat(messages=ASKED)
+    prompts = [api.tokenizer.decode(request.prompt_token_ids) for request in api.worker.requests]
+    assert prompts == ["when? low", "when? low", "when? high", "when? any"]

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from deployments.dialects.responses_items import InputItem, chat_messages, items_of
 from deployments.dialects.responses_tools import ResponseTool, ResponseToolChoice, TextOptions, chat_choice
 from deployments.protocol.errors import bad_request
-from deployments.protocol.fields import MAX_LOGPROBS
+from deployments.protocol.fields import MAX_EFFORT_CHARS, MAX_LOGPROBS
 from deployments.protocol.messages import MAX_MESSAGES
 from deployments.protocol.parsing import Refusals, parse_body
 from deployments.protocol.requests import ChatRequest
@@ -37,6 +37,12 @@ def _include(value: Any) -> Any:
     return value
 
 
+class Reasoning(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    effort: Annotated[str, Field(max_length=MAX_EFFORT_CHARS)] | None = None
+
+
 class ResponsesRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -60,10 +66,10 @@ class ResponsesRequest(BaseModel):
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
+    reasoning: Reasoning | None = None
     # Without effect here: nothing is stored, and prompts are cached anyway.
     store: bool | None = None
     stream_options: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -94,6 +100,7 @@ class ResponsesRequest(BaseModel):
             logprobs=self.with_logprobs,
             top_logprobs=self.top_logprobs if self.with_logprobs else None,
             stream=self.stream,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             tools=[tool.tool for tool in self.tools or []] or None,
             tool_choice=chat_choice(self.tool_choice, has_tools=bool(self.tools)),
             parallel_tool_calls=self.parallel_tool_calls,
