@@ -107,6 +107,9 @@ def chat_messages(instructions: str | None, items: Sequence[Any]) -> list[Messag
         elif isinstance(item, InputCallOutput):
             messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
         else:
-            role = "system" if item.role == "developer" else item.role
-            messages.append(Message(role=role, content=item.content))
+            messages.append(_message(item))
     return messages
+
+
+def _message(item: InputMessage) -> Message:
+    return Message(role="system" if item.role == "developer" else item.role, content=item.content)

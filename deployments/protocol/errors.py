@@ -40,7 +40,7 @@ class ApiError(Exception):
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     """The same error for clients that know its field by another name."""
-    if error.param not in names:
+    if error.param is None or error.param not in names:
         return error
     param = names[error.param]
     message = error.message
