@@ -18,7 +18,7 @@ TOOL_ITEMS = [
     {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "1", "output": "a"},
 ]
-UNDESCRIBED = {"/openapi.json", "/docs"}
+UNDESCRIBED = {"/openapi.json", "/docs", "/dashboard", "/dashboard/data"}
 
 
 def page() -> dict[str, Any]:
