@@ -2,6 +2,7 @@
 forms of the text, and the official clients over them.
 """
 
+import dataclasses
 import json
 from typing import Any
 
@@ -9,7 +10,10 @@ import anthropic
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 
+from deployments.dialects.messages_body import CountTokensRequest, MessagesRequest
+from deployments.dialects.responses_body import ResponsesRequest
 from tests.api_client import MODEL, Api, answering
 from tests.test_api_openai_client import ask as with_openai
 from tests.test_dialect_messages import events_of as message_events_of
@@ -224,6 +228,38 @@ def test_a_streamed_call_is_an_item_between_its_events() -> None:
     assert "".join(event["delta"] for event in events if "delta" in event) == events[-3]["arguments"] == ARGUMENTS
     assert events[2]["item"] == {**events[-2]["item"], "arguments": "", "status": "in_progress"}
     assert events[-1]["response"]["output"] == [events[-2]["item"]]
+
+
+def test_log_probabilities_of_a_text_beside_a_call_are_the_streams() -> None:
+    asked: dict[str, Any] = {"tools": RESPONSE_TOOLS, "include": ["message.output_text.logprobs"]}
+    whole = ask_response(calling("I look.\n" + CALL), **asked).json()["output"][0]["content"][0]
+    events = response_events_of(ask_response(calling("I look.\n" + CALL), stream=True, **asked))
+    assert events[-1]["response"]["output"][0]["content"][0] == whole
+    told = [entry for event in events if event["type"].endswith("text.delta") for entry in event["logprobs"]]
+    assert told == whole["logprobs"]
+    assert "".join(entry["token"] for entry in told).strip() == "I look."
+
+
+OPTIONAL: list[tuple[str, type[BaseModel], dict[str, Any]]] = [
+    ("/v1/messages", MessagesRequest, {"max_tokens": 20, "messages": ASKED}),
+    ("/v1/messages/count_tokens", CountTokensRequest, {"messages": ASKED}),
+    ("/v1/responses", ResponsesRequest, {"input": "when?"}),
+]
+
+
+@pytest.mark.parametrize(("path", "kind", "required"), OPTIONAL)
+def test_null_means_the_default_of_every_optional_field(
+    path: str, kind: type[BaseModel], required: dict[str, Any]
+) -> None:
+    nulls = {name: None for name, field in kind.model_fields.items() if not field.is_required()}
+    assert len(nulls) > 4
+    api = calling("noon")
+    for fields in ({}, nulls):
+        assert api.post(path, json={"model": MODEL, **required, **fields}).status_code == 200
+    if api.worker.requests:
+        first, second = api.worker.requests
+        assert first.prompt_token_ids == second.prompt_token_ids
+        assert dataclasses.replace(first.params, seed=0) == dataclasses.replace(second.params, seed=0)
 
 
 def test_a_call_that_was_cut_is_incomplete() -> None:

@@ -119,3 +119,4 @@ def test_the_page_for_people_loads_and_runs_nothing() -> None:
     for path in page()["paths"]:
         assert f"<code>{path}</code>" in response.text
     assert "<script" not in response.text
+    assert "list of InputMessage or InputCall or InputCallOutput" in response.text

@@ -12,14 +12,18 @@ Kind = Literal["text", "reasoning", "call"]
 
 @dataclass(slots=True)
 class Block:
-    """Blocks are numbered from 0. `text` is what there is of it so far: of a call, the JSON text of its arguments.
-    `key` tells it from all others; dialects make ids of it."""
+    """Blocks are numbered from 0. `key` tells it from all others; dialects make ids of it."""
 
     index: int
     kind: Kind
     name: str = ""
-    text: str = ""
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What there is of it so far: of a call, the JSON text of its arguments."""
+        return "".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class AnswerBlocks:
             assert kind != "call", "arguments follow the beginning of their call"
             steps = [*self._close(), self._open(kind)]
         block = self.blocks[-1]
-        block.text += piece.text
+        block.pieces.append(piece.text)
         return [*steps, Grew(block, piece.text)] if piece.text else steps
 
     def _open(self, kind: Kind, name: str = "") -> Opened:

@@ -5,7 +5,7 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from deployments.answering import service_of, streamed, whole
+from deployments.answering import service_of, streamed, told
 from deployments.dialects.named_events import named_events
 from deployments.dialects.responses_answer import ResponseEnvelope, ResponseOutput
 from deployments.dialects.responses_body import ResponsesRequest
@@ -47,6 +47,5 @@ async def responses(request: Request) -> Response:
     if body.stream:
         events = ResponseEvents(output)
         return streamed(service, jobs, lambda deltas, state: named_events(deltas, events, state))
-    (answer,) = await whole(request, service, jobs)
-    output.add(answer)
+    await told(request, service, jobs, output.add)
     return JSONResponse(output.response())

@@ -10,7 +10,7 @@ _SPACE = " \t\r\n"
 
 class CallScanner:
     """Invariant: what `take_arguments` gave so far is a beginning of the JSON text of the arguments, and `raw` is all
-    that was read of the object."""
+    that was read of the object until its name was known, after which it is a call for certain."""
 
     def __init__(self, name: str | None = None) -> None:
         """With a `name`, which stood before, the object that is read is that of the arguments alone."""
@@ -34,7 +34,8 @@ class CallScanner:
         for position, char in enumerate(text):
             if self.is_over or self.is_no_call:
                 return text[position:]
-            self.raw += char
+            if self.name is None:
+                self.raw += char
             self._read(char)
         return ""
 
