@@ -150,7 +150,7 @@ byId("trace").addEventListener("click", async () => {
     const trace = await ask("dashboard/trace?seconds=60");
     const url = URL.createObjectURL(new Blob([JSON.stringify(trace)], { type: "application/json" }));
     element("a", { href: url, download: "stallfree-trace.json" }).click();
-    setTimeout(() => URL.revokeObjectURL(url), PERIOD_MS);
+    setTimeout(() => URL.revokeObjectURL(url), 60 * PERIOD_MS);
   } catch (error) {
     state(error.message || "no trace", "lost");
   }
