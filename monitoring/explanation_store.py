@@ -1,12 +1,14 @@
 """`ExplanationStore`: the explanations of the newest requests of all ingresses, and questions about running ones.
 
-Bounded in number and bytes; the oldest go first. Knows nothing of what they say, nor who may read them.
+Bounded in number and bytes; the oldest go first. Knows who may read them as little as what most of it says.
 """
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TypedDict
+from itertools import islice
+from typing import Any, TypedDict
 
 MAX_EXPLANATIONS = 8192
 MAX_BYTES = 32 * 1024 * 1024
@@ -24,6 +26,15 @@ class StoredExplanation(TypedDict):
     tenant: str
     key_id: str
     text: str
+
+
+class Summary(TypedDict):
+    """What a list of requests shows of one; `parts` without who stood in the way."""
+
+    id: str
+    status: str
+    end_to_end_ms: float
+    parts: list[dict[str, Any]]
 
 
 class ExplanationStore:
@@ -94,6 +105,12 @@ class ExplanationStore:
                 self._questions.setdefault(request_id, now)
             return [], others
 
+    def newest(self, count: int) -> list[Summary]:
+        """The last ones that ended, the newest first."""
+        with self._lock:
+            texts = [kept["text"] for kept in islice(reversed(self._kept.values()), count)]
+        return [_summary(json.loads(text)) for text in texts]
+
     def _keep(self, explanation: StoredExplanation) -> None:
         self._kept[explanation["id"]] = explanation
         self._num_bytes += len(explanation["text"])
@@ -114,3 +131,12 @@ class ExplanationStore:
                 ids.remove(request_id)
             if not ids:
                 self._ids_of_alias.pop(alias, None)
+
+
+def _summary(explanation: dict[str, Any]) -> Summary:
+    return {
+        "id": explanation["id"],
+        "status": explanation["status"],
+        "end_to_end_ms": explanation["end_to_end_ms"],
+        "parts": [{"name": part["name"], "ms": part["ms"]} for part in explanation["parts"]],
+    }

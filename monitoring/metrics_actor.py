@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from monitoring.accumulator import Snapshot
 from monitoring.dashboard_data import NowView, now_view
-from monitoring.explanation_store import ExplanationStore, StoredExplanation
+from monitoring.explanation_store import ExplanationStore, StoredExplanation, Summary
 from monitoring.exposition import registry_of, render
 from monitoring.metrics_store import Inheritance, MetricsStore
 from monitoring.step_feed import Row, StepBatch, StepFeed
@@ -25,6 +25,8 @@ from monitoring.step_feed import Row, StepBatch, StepFeed
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "serve"
+#: that the dashboard shows
+NUM_LISTED_REQUESTS = 20
 _HEAD_RESOURCE = "node:__internal_head__"
 
 
@@ -34,6 +36,7 @@ class DashboardData(TypedDict):
     now_ms: float
     now: NowView
     steps: StepBatch
+    requests: list[Summary]
 
 
 class MetricsActor:
@@ -57,7 +60,7 @@ class MetricsActor:
     def dashboard(self, cursor: int, store_id: str) -> DashboardData:
         """What the page at `/dashboard` draws. The arguments are those of the last answer's `steps`, or 0 and ""."""
         steps = self._steps.since(cursor, store_id)
-        return {"now_ms": round(time.monotonic() * 1e3, 1), "now": now_view(self._store), "steps": steps}
+        return {"now_ms": round(time.monotonic() * 1e3, 1), "now": now_view(self._store), "steps": steps, "requests": self._explanations.newest(NUM_LISTED_REQUESTS)}
 
     def drop(self, source: str, epoch: str | None = None) -> None:
         self._store.drop(source, epoch)

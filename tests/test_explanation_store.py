@@ -1,5 +1,7 @@
 """Explanations of all ingresses: bounded, found by id and alias, and those of running requests by asking around."""
 
+import json
+
 from monitoring.explanation_store import QUESTION_S, ExplanationStore, StoredExplanation
 
 
@@ -50,6 +52,18 @@ def test_a_running_request_of_another_ingress_is_asked_for_with_its_next_report(
     store.answer("r", [made("r")])
     assert ids(store.find("one", "r")[0]) == ["r"]
     assert store.put("two", [], holds_requests=True) == []
+
+
+def test_a_list_of_the_newest_shows_what_a_list_needs():
+    store = ExplanationStore(Clock())
+    for number in range(3):
+        parts = [{"name": "queue", "ms": 4.0, "cause": "blocks", "blockers": [{"id": "x", "tenant": "t", "ms": 1.0}]}]
+        value = {"id": f"r{number}", "status": "stop", "end_to_end_ms": 4.0, "parts": parts, "chunks": []}
+        store.put("i", [made(f"r{number}") | {"text": json.dumps(value)}], holds_requests=False)
+    newest = store.newest(2)
+    assert [request["id"] for request in newest] == ["r2", "r1"]
+    assert newest[0]["parts"] == [{"name": "queue", "ms": 4.0}]
+    assert newest[0].keys() == {"id", "status", "end_to_end_ms", "parts"}
 
 
 def test_ingresses_that_fell_silent_and_old_questions_are_forgotten():
