@@ -60,7 +60,12 @@ class MetricsActor:
     def dashboard(self, cursor: int, store_id: str) -> DashboardData:
         """What the page at `/dashboard` draws. The arguments are those of the last answer's `steps`, or 0 and ""."""
         steps = self._steps.since(cursor, store_id)
-        return {"now_ms": round(time.monotonic() * 1e3, 1), "now": now_view(self._store), "steps": steps, "requests": self._explanations.newest(NUM_LISTED_REQUESTS)}
+        return {
+            "now_ms": round(time.monotonic() * 1e3, 1),
+            "now": now_view(self._store),
+            "steps": steps,
+            "requests": self._explanations.newest(NUM_LISTED_REQUESTS),
+        }
 
     def drop(self, source: str, epoch: str | None = None) -> None:
         self._store.drop(source, epoch)
