@@ -14,7 +14,7 @@ from random import Random
 from benchmarks.bench_scheduler import run, scheduler_with
 from benchmarks.driving import drive
 from scheduler import QueuePolicy
-from scheduler.records import ChunkRecord, StepRecord, StepRecordRing
+from scheduler.records import StepRecord, StepRecordRing
 from worker.config import EngineConfig
 from worker.engine import Engine
 
@@ -34,7 +34,7 @@ def make_again(record: StepRecord) -> StepRecord:
         for request_id in getattr(record, name):
             request_ids.append(request_id)
     for chunk in record.prefill_chunks:
-        made.prefill_chunks.append(ChunkRecord(chunk.request_id, chunk.seq_id, chunk.start, chunk.end))
+        made.prefill_chunks.append(replace(chunk))
     for preemption in record.preemptions:
         made.preemptions.append(replace(preemption))
     for name in NUMBERS:

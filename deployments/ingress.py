@@ -16,6 +16,9 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.api import create_api
 from deployments.api_service import ApiService, ApiSettings
+from deployments.explain.desk import ExplainDesk
+from deployments.explain.journeys import Journeys
+from deployments.explain.push import ExplanationPusher
 from deployments.failover import FailoverClient
 from deployments.keys import KeyRing
 from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
@@ -71,14 +74,14 @@ class Ingress:
             asyncio.to_thread(_load_tokenizer, settings),
         )
         facts: ModelFacts = await self._describe.remote()
+        attempts = ServeWorkerClient(
+            worker, settings.timeouts, ROUTER_STATE, self._metrics.routed, _prefix_keys(settings, facts)
+        )
+        source = f"ingress-{context.replica_id.unique_id}"
+        journeys = Journeys(attempts.life)
+        self._explanations = ExplanationPusher(self._actor, source, journeys)
         self._service = ApiService(
-            FailoverClient(
-                ServeWorkerClient(
-                    worker, settings.timeouts, ROUTER_STATE, self._metrics.routed, _prefix_keys(settings, facts)
-                ),
-                settings.timeouts.accept_s,
-                self._metrics.failover,
-            ),
+            FailoverClient(attempts, settings.timeouts.accept_s, self._metrics.failover, journeys),
             tokenizer,
             ApiSettings(
                 served_model_name=settings.model_name,
@@ -100,10 +103,11 @@ class Ingress:
             metrics_text=self._metrics_text,
             dashboard_data=self._dashboard_data,
             is_any_worker=ROUTER_STATE.has_running,
+            explain=ExplainDesk(journeys, self._explanations.find),
         )
         self._cors_origins = settings.cors_origins
         self._service.grammars.warm_up()
-        self._pusher = MetricsPusher(self._actor, f"ingress-{context.replica_id.unique_id}")
+        self._pusher = MetricsPusher(self._actor, source)
         self._reporter = asyncio.create_task(self._report_metrics())
         self._reporter.add_done_callback(log_failure)
 
@@ -139,6 +143,7 @@ class Ingress:
     async def _report_metrics(self) -> None:
         while True:
             await self._pusher.push(self._metrics.snapshot())
+            await self._explanations.push()
             await asyncio.sleep(PUSH_PERIOD_S)
 
     async def __del__(self) -> None:

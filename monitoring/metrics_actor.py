@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from monitoring.accumulator import Snapshot
 from monitoring.dashboard_data import NowView, now_view
+from monitoring.explanation_store import ExplanationStore, StoredExplanation
 from monitoring.exposition import registry_of, render
 from monitoring.metrics_store import Inheritance, MetricsStore
 from monitoring.step_feed import Row, StepBatch, StepFeed
@@ -40,6 +41,7 @@ class MetricsActor:
 
     def __init__(self, host: str, port: int) -> None:
         self._store = MetricsStore(time.monotonic)
+        self._explanations = ExplanationStore(time.monotonic)
         self._registry = registry_of(self._store)
         self._steps = StepFeed()
         self._address: tuple[str, int] | None = None
@@ -59,6 +61,15 @@ class MetricsActor:
 
     def drop(self, source: str, epoch: str | None = None) -> None:
         self._store.drop(source, epoch)
+
+    def put_explanations(self, source: str, ended: list[StoredExplanation], holds_requests: bool) -> list[str]:
+        return self._explanations.put(source, ended, holds_requests=holds_requests)
+
+    def answer_explanation(self, request_id: str, running: list[StoredExplanation]) -> None:
+        self._explanations.answer(request_id, running)
+
+    def find_explanations(self, source: str, request_id: str) -> tuple[list[StoredExplanation], bool]:
+        return self._explanations.find(source, request_id)
 
     def render(self) -> str:
         return render(self._registry)
