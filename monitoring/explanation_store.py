@@ -6,6 +6,7 @@ Bounded in number and bytes; the oldest go first. Knows nothing of what they say
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 from typing import TypedDict
 
 MAX_EXPLANATIONS = 8192
@@ -17,13 +18,15 @@ QUESTION_S = 5.0
 
 
 class StoredExplanation(TypedDict):
-    """`text` is JSON. `aliases` are further ids; the owner is a tenant, or else a key."""
+    """`text` is JSON. `aliases` are further ids; the owner is a tenant, or else a key. `ended_s` is on the clock of
+    whoever holds it; on its way to somebody else it is the time since then."""
 
     id: str
     aliases: list[str]
     tenant: str
     key_id: str
     text: str
+    ended_s: float
 
 
 class ExplanationStore:
@@ -60,7 +63,7 @@ class ExplanationStore:
             now = self._clock()
             for explanation in ended:
                 self._drop(explanation["id"])
-                self._keep(explanation)
+                self._keep({**explanation, "ended_s": now - explanation["ended_s"]})
             while len(self._kept) > self._max_explanations or self._num_bytes > self._max_bytes:
                 self._drop(next(iter(self._kept)))
             self._holders = {name: at for name, at in self._holders.items() if now - at < QUESTION_S}
@@ -93,6 +96,11 @@ class ExplanationStore:
             if others:
                 self._questions.setdefault(request_id, now)
             return [], others
+
+    def newest(self, count: int, since_s: float = 0.0) -> list[StoredExplanation]:
+        """Those that came last, the newest first, of requests that ended at `since_s` or later."""
+        with self._lock:
+            return [e for e in islice(reversed(self._kept.values()), count) if e["ended_s"] >= since_s]
 
     def _keep(self, explanation: StoredExplanation) -> None:
         self._kept[explanation["id"]] = explanation

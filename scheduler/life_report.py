@@ -43,6 +43,7 @@ class ChunkSpan:
     end: int
     step_us: int
     own_us: int
+    step_id: int = -1
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from monitoring.explanation_store import QUESTION_S, ExplanationStore, StoredExp
 
 
 def made(request_id: str, *aliases: str, size: int = 2) -> StoredExplanation:
-    return {"id": request_id, "aliases": list(aliases), "tenant": "", "key_id": "", "text": "x" * size}
+    return {"id": request_id, "aliases": list(aliases), "tenant": "", "key_id": "", "text": "x" * size, "ended_s": 0.0}
 
 
 class Clock:
@@ -60,3 +60,12 @@ def test_ingresses_that_fell_silent_and_old_questions_are_forgotten():
     clock.now_s = QUESTION_S + 0.1
     assert store.find("one", "r") == ([], False)
     assert store.put("two", [], holds_requests=True) == []
+
+
+def test_what_came_last_is_the_newest_and_ended_when_it_says():
+    now_s = 100.0
+    store = ExplanationStore(lambda: now_s)
+    store.put("i", [made("a"), {**made("b"), "ended_s": 2.0}], holds_requests=False)
+    store.put("i", [made("c")], holds_requests=False)
+    assert ids(store.newest(2)) == ["c", "b"]
+    assert store.newest(2)[1]["ended_s"] == 98.0
