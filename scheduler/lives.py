@@ -19,8 +19,8 @@ RUNNING_STEP = "running_step"
 _TAKEN_BY_CHUNKS = frozenset(
     (WaitReason.TOKEN_BUDGET, WaitReason.PARTIAL_PREFILL_CAP, WaitReason.LONG_PREFILL, WaitReason.PREFILLS_FIRST)
 )
-_WAITING = {None: "waiting:", **{reason: f"waiting:{reason}" for reason in WaitReason}}
-_SWAPPED = {None: "swapped:", **{reason: f"swapped:{reason}" for reason in WaitReason}}
+_WAITING: dict[WaitReason | None, str] = {None: "waiting:", **{reason: f"waiting:{reason}" for reason in WaitReason}}
+_SWAPPED: dict[WaitReason | None, str] = {None: "swapped:", **{reason: f"swapped:{reason}" for reason in WaitReason}}
 _HELD = (WaitReason.BLOCKS, WaitReason.SEQUENCE_SLOTS)
 _HOLDING_KINDS = tuple(kinds[reason] for kinds in (_WAITING, _SWAPPED) for reason in _HELD)
 #: what prompts, other answers and one more answer add to running answers' steps; what chunks take of any step
