@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.api import create_api
 from deployments.api_service import ApiService, ApiSettings
+from deployments.dashboard_source import ActorDashboard
 from deployments.explain.desk import ExplainDesk
 from deployments.explain.journeys import Journeys
 from deployments.explain.push import ExplanationPusher
@@ -27,7 +28,7 @@ from deployments.readiness import ReadyProbe
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
 from monitoring.ingress_metrics import IngressMetrics
-from monitoring.metrics_actor import DashboardData, get_or_create
+from monitoring.metrics_actor import get_or_create
 from worker.prefix_keys import PrefixKeys
 from worker.text import Tokenizer
 from worker.weights import resolve_model
@@ -102,7 +103,7 @@ class Ingress:
             self._metrics,
             is_ready=ReadyProbe(ROUTER_STATE.running_ids, self._ask_worker).is_ready,
             metrics_text=self._metrics_text,
-            dashboard_data=self._dashboard_data,
+            dashboard=ActorDashboard(self._actor),
             is_any_worker=ROUTER_STATE.has_running,
             explain=ExplainDesk(journeys, self._explanations.find),
         )
@@ -136,10 +137,6 @@ class Ingress:
         await self._pusher.push(self._metrics.snapshot())
         text: str = await self._actor.render.remote()
         return text
-
-    async def _dashboard_data(self, cursor: int, store_id: str) -> DashboardData:
-        data: DashboardData = await self._actor.dashboard.remote(cursor, store_id)
-        return data
 
     async def _report_metrics(self) -> None:
         while True:

@@ -1,14 +1,13 @@
 """`ExplanationStore`: the explanations of the newest requests of all ingresses, and questions about running ones.
 
-Bounded in number and bytes; the oldest go first. Knows who may read them as little as what most of it says.
+Bounded in number and bytes; the oldest go first. Knows nothing of what they say, nor who may read them.
 """
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, TypedDict
+from typing import TypedDict
 
 MAX_EXPLANATIONS = 8192
 MAX_BYTES = 32 * 1024 * 1024
@@ -19,22 +18,15 @@ QUESTION_S = 5.0
 
 
 class StoredExplanation(TypedDict):
-    """`text` is JSON. `aliases` are further ids; the owner is a tenant, or else a key."""
+    """`text` is JSON. `aliases` are further ids; the owner is a tenant, or else a key. `ended_s` is on the clock of
+    whoever holds it; on its way to somebody else it is the time since then."""
 
     id: str
     aliases: list[str]
     tenant: str
     key_id: str
     text: str
-
-
-class Summary(TypedDict):
-    """What a list of requests shows of one; `parts` without who stood in the way."""
-
-    id: str
-    status: str
-    end_to_end_ms: float
-    parts: list[dict[str, Any]]
+    ended_s: float
 
 
 class ExplanationStore:
@@ -71,7 +63,7 @@ class ExplanationStore:
             now = self._clock()
             for explanation in ended:
                 self._drop(explanation["id"])
-                self._keep(explanation)
+                self._keep({**explanation, "ended_s": now - explanation["ended_s"]})
             while len(self._kept) > self._max_explanations or self._num_bytes > self._max_bytes:
                 self._drop(next(iter(self._kept)))
             self._holders = {name: at for name, at in self._holders.items() if now - at < QUESTION_S}
@@ -105,11 +97,10 @@ class ExplanationStore:
                 self._questions.setdefault(request_id, now)
             return [], others
 
-    def newest(self, count: int) -> list[Summary]:
-        """The last ones that ended, the newest first."""
+    def newest(self, count: int, since_s: float = 0.0) -> list[StoredExplanation]:
+        """Those that came last, the newest first, of requests that ended at `since_s` or later."""
         with self._lock:
-            texts = [kept["text"] for kept in islice(reversed(self._kept.values()), count)]
-        return [_summary(json.loads(text)) for text in texts]
+            return [e for e in islice(reversed(self._kept.values()), count) if e["ended_s"] >= since_s]
 
     def _keep(self, explanation: StoredExplanation) -> None:
         self._kept[explanation["id"]] = explanation
@@ -131,12 +122,3 @@ class ExplanationStore:
                 ids.remove(request_id)
             if not ids:
                 self._ids_of_alias.pop(alias, None)
-
-
-def _summary(explanation: dict[str, Any]) -> Summary:
-    return {
-        "id": explanation["id"],
-        "status": explanation["status"],
-        "end_to_end_ms": explanation["end_to_end_ms"],
-        "parts": [{"name": part["name"], "ms": part["ms"]} for part in explanation["parts"]],
-    }

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from monitoring.accumulator import Snapshot
 from monitoring.dashboard_data import NowView, now_view
-from monitoring.explanation_store import ExplanationStore, StoredExplanation, Summary
+from monitoring.explanation_store import ExplanationStore, StoredExplanation
 from monitoring.exposition import registry_of, render
 from monitoring.metrics_store import Inheritance, MetricsStore
 from monitoring.step_feed import Row, StepBatch, StepFeed
@@ -25,18 +25,23 @@ from monitoring.step_feed import Row, StepBatch, StepFeed
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "serve"
-#: that the dashboard shows
-NUM_LISTED_REQUESTS = 20
 _HEAD_RESOURCE = "node:__internal_head__"
 
 
 class DashboardData(TypedDict):
-    """`now_ms` is on the clock of the steps' `ended_ms`."""
+    """`now_ms` is on the clock of the steps' `ended_ms` and, in seconds, of the requests' `ended_s`."""
 
     now_ms: float
     now: NowView
     steps: StepBatch
-    requests: list[Summary]
+    newest: list[StoredExplanation]
+
+
+class Window(TypedDict):
+    """The newest past: rows of steps by worker, and requests that ended."""
+
+    rows: dict[str, list[Row]]
+    newest: list[StoredExplanation]
 
 
 class MetricsActor:
@@ -57,15 +62,17 @@ class MetricsActor:
     def push_steps(self, worker: str, rows: list[Row]) -> None:
         self._steps.add(worker, rows, time.monotonic() * 1e3)
 
-    def dashboard(self, cursor: int, store_id: str) -> DashboardData:
+    def dashboard(self, cursor: int, store_id: str, num_requests: int) -> DashboardData:
         """What the page at `/dashboard` draws. The arguments are those of the last answer's `steps`, or 0 and ""."""
         steps = self._steps.since(cursor, store_id)
-        return {
-            "now_ms": round(time.monotonic() * 1e3, 1),
-            "now": now_view(self._store),
-            "steps": steps,
-            "requests": self._explanations.newest(NUM_LISTED_REQUESTS),
-        }
+        newest = self._explanations.newest(num_requests)
+        now_ms = round(time.monotonic() * 1e3, 1)
+        return {"now_ms": now_ms, "now": now_view(self._store), "steps": steps, "newest": newest}
+
+    def window(self, seconds: float, num_requests: int) -> Window:
+        since_s = time.monotonic() - seconds
+        newest = self._explanations.newest(num_requests, since_s)
+        return {"rows": self._steps.ended_since(since_s * 1e3), "newest": newest}
 
     def drop(self, source: str, epoch: str | None = None) -> None:
         self._store.drop(source, epoch)

@@ -39,11 +39,11 @@ class LifePart:
 class ChunkSpan:
     """Known tokens [start, end) and the step that computed them, of which `own_us` is this chunk's share."""
 
-    step_id: int
     start: int
     end: int
     step_us: int
     own_us: int
+    step_id: int = -1
 
 
 @dataclass(slots=True)

@@ -160,7 +160,7 @@ class Lives:
             if life.num_cached_tokens is None:
                 life.num_cached_tokens = chunk.start
             life.actor.num_tokens = max(life.actor.num_tokens, chunk.end)
-            life.add_chunk(ChunkSpan(record.step_id, chunk.start, chunk.end, shares.step_us, own_us))
+            life.add_chunk(ChunkSpan(chunk.start, chunk.end, shares.step_us, own_us, record.step_id))
             if life.mark_us < end_us:  # else another of its sequences had a chunk in this step
                 if life.mark_us < begin_us:
                     life.add("queue", WaitReason.TOKEN_BUDGET, begin_us - life.mark_us, [])

@@ -21,6 +21,7 @@ from deployments.worker_client import WorkerLostError
 from deployments.worker_service import WorkerService
 from scheduler.life_report import LifeReport
 from tests.fake_worker import CountedMetrics
+from tests.no_dashboard import NoDashboard
 from tests.paced_engine import PacedEngine
 from worker.config import EngineConfig
 from worker.engine_loop import EngineLoop
@@ -121,7 +122,7 @@ def run_explained(
             CountedMetrics(),
             is_ready=_yes,
             metrics_text=_nothing,
-            dashboard_data=_no_data,
+            dashboard=NoDashboard(),
             explain=ExplainDesk(journeys, no_others),
         )
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -137,10 +138,6 @@ def run_explained(
 
 async def _yes() -> bool:
     return True
-
-
-async def _no_data(cursor: int, store_id: str) -> dict[str, Any]:
-    return {}
 
 
 async def _nothing() -> str:

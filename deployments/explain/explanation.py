@@ -55,7 +55,7 @@ def explanation_of(journey: Journey) -> dict[str, Any]:
         "parts": [_part(part) for part in _gathered(timeline)],
         "timeline": [[part.name, part.cause, _ms(part.us)] for part in _few(timeline)],
         "chunks": [
-            {"step_id": c.step_id, "start": c.start, "end": c.end, "ms": _ms(c.own_us), "step_ms": _ms(c.step_us)}
+            {"start": c.start, "end": c.end, "ms": _ms(c.own_us), "step_ms": _ms(c.step_us), "step_id": c.step_id}
             for life in lives
             for c in life.chunks
         ],

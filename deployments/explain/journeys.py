@@ -125,12 +125,15 @@ class Journeys:
 
     def take_waiting(self) -> list[StoredExplanation]:
         """What the metrics actor has not been given; who takes it and fails puts it back."""
-        taken = list(self._waiting)
+        now_s = self._clock()
+        taken: list[StoredExplanation] = [{**e, "ended_s": now_s - e["ended_s"]} for e in self._waiting]
         self._waiting.clear()
         return taken
 
     def put_back(self, explanations: list[StoredExplanation]) -> None:
-        self._waiting.extendleft(reversed(explanations[: MAX_WAITING - len(self._waiting)]))
+        now_s = self._clock()
+        kept = explanations[: MAX_WAITING - len(self._waiting)]
+        self._waiting.extendleft({**e, "ended_s": now_s - e["ended_s"]} for e in reversed(kept))
 
 
 def stored(journey: Journey) -> StoredExplanation:
@@ -141,6 +144,7 @@ def stored(journey: Journey) -> StoredExplanation:
         "tenant": owner.tenant,
         "key_id": owner.key_id,
         "text": json.dumps(explanation_of(journey), separators=(",", ":")),
+        "ended_s": journey.arrival_s + (journey.now_us() if journey.end_us is None else journey.end_us) / 1e6,
     }
 
 
