@@ -28,8 +28,8 @@ ARRIVALS_S = 12.0
 LONG_PROMPT = 4096
 SUM_MS = 1.0
 CLIENT_MS = 20.0
-#: of the requests; the rest may have met a moment in which somebody else had the processors
-AGREEING_SHARE = 0.9
+#: of the requests, on any machine: the processors that are busy elsewhere delay client and proxy, not what is explained
+AGREEING_SHARE = 0.5
 REPLACED_TIMEOUT_S = 60.0
 
 
