@@ -12,7 +12,7 @@ from deployments import replica_view, router_state
 from deployments.app import ROUTER
 from deployments.prefix_index import PromptBlocks
 from deployments.replica_view import ReplicaWork
-from deployments.router import BLOCK_SIZE_KEY, MIN_SLOWNESS, LoadRouter
+from deployments.router import BLOCK_SIZE_KEY, MIN_SLOWNESS, NEAR_TOKENS, LoadRouter
 from deployments.router_state import RouterState
 from worker.types import EngineLoad, EngineRequest, SamplingParams
 
@@ -313,6 +313,31 @@ def test_a_cached_prefix_does_not_outweigh_more_work_than_it_saves(router: LoadR
     again = chosen(router, replicas, open_prompt(state, "again"))[0]
     assert again != first
     assert state.accepted("again", again) == "load"
+
+
+def test_a_cached_prefix_is_worth_waiting_behind_about_one_prompt_more(router: LoadRouter, state: RouterState):
+    """Computing it again would delay who comes later, and take the place of blocks that others use."""
+    replicas = [Replica("a"), Replica("b")]
+    first = chosen(router, replicas, open_prompt(state, "first"))[0]
+    # What was sent there lately counts as well as what is queued.
+    state.report("first", first, load(running=1, queued_tokens=700))
+    assert chosen(router, replicas, open_prompt(state, "again"))[0] == first
+
+
+def test_of_workers_as_good_as_each_other_the_one_that_holds_the_prefix_is_chosen(
+    router: LoadRouter, state: RouterState
+):
+    replicas = [Replica("a"), Replica("b")]
+    first = chosen(router, replicas, open_prompt(state, "first"))[0]
+    other = "b" if first == "a" else "a"
+    near = 2 * 965 + NEAR_TOKENS / 2
+    recent = state.work(first)
+    # As much that the other one looks a little better, and has not had a turn yet.
+    ahead = near - recent.num_recent_tokens - 64 * (1 + recent.num_recent_requests) - 2 * 5
+    state.report("first", first, load(running=1, queued_tokens=round(ahead)))
+    scores = {score.replica.name: score.cost for score in router._scores(replicas, open_prompt(state, "again").args[0])}
+    assert 0 < scores[first] - scores[other] < NEAR_TOKENS
+    assert chosen(router, replicas, pending("again", num_tokens=965))[0] == first
 
 
 def test_the_only_worker_is_chosen_for_that(router: LoadRouter, state: RouterState):
