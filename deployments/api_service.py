@@ -62,8 +62,8 @@ class ApiSettings:
 
 
 class ApiService:
-    """What the routes of one ingress use. `is_ready`, `is_any_worker` (without asking anybody) and `metrics_text` come
-    from whoever knows the cluster."""
+    """What the routes of one ingress use. `is_ready`, `is_any_worker` (without asking anybody), `metrics_text` and
+    `dashboard_data` come from whoever knows the cluster."""
 
     def __init__(
         self,
@@ -74,11 +74,13 @@ class ApiService:
         *,
         is_ready: Callable[[], Awaitable[bool]],
         metrics_text: Callable[[], Awaitable[str]],
+        dashboard_data: Callable[[int, str], Awaitable[Mapping[str, Any]]],
         is_any_worker: Callable[[], bool] = lambda: True,
     ) -> None:
         self.tokenizer = tokenizer
         self.settings = settings
         self.metrics_text = metrics_text
+        self.dashboard_data = dashboard_data
         self.count_rejection = metrics.request_rejected
         self.admission = Admission(settings.max_open_requests, metrics.request_rejected, is_any_worker)
         self._is_ready = is_ready

@@ -11,16 +11,18 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
 from ray import serve
 
 from deployments.app import WORKER_NAME, build_with_engine
-from deployments.cli.local_ray import APP_NAME, RunningApp
-from deployments.config import AppArgs
+from deployments.cli.local_ray import APP_NAME, OBJECT_STORE_BYTES, RunningApp
+from deployments.config import AppArgs, prepare_ray_environment
 from deployments.frames import Tokens
 from tests.fake_engine import PID, START_CONFIG
+from tests.ray_start import local_ray
 from tests.server_process import free_port, wait_until
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -58,14 +60,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         scale_down_delay_s=1.0,
     )
     port = free_port()
-    running = RunningApp(None)
-    try:
-        running.start_ray()
-        running.deploy(build_with_engine(args, "tests.fake_engine:build"), "127.0.0.1", port)
-        yield Served(running, f"http://127.0.0.1:{port}")
-    finally:
-        running.stop_app()
-        running.stop_ray()
+    prepare_ray_environment(Path(__file__).resolve().parents[1])
+    with local_ray(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES) as started:
+        running = RunningApp(started.address)
+        try:
+            running.start_ray()
+            running.deploy(build_with_engine(args, "tests.fake_engine:build"), "127.0.0.1", port)
+            yield Served(running, f"http://127.0.0.1:{port}")
+        finally:
+            running.stop_app()
+            running.stop_ray()
 
 
 def body(max_tokens: int, *, stream: bool = True) -> dict[str, object]:
