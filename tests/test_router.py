@@ -259,10 +259,45 @@ def test_a_silent_replica_comes_last_until_it_reports_or_time_has_passed(
     assert chosen(router, replicas, pending("new"))[0] == "a"
 
     state.suspect("silent")
+    state.close("silent")
     assert chosen(router, replicas, pending("new"))[0] == "b"
     clock.now_s += replica_view.SUSPICION_S
     state.report("busy", "b", load(running=50))
     assert chosen(router, replicas, pending("new"))[0] == "a"
+
+
+def test_a_replica_that_holds_requests_and_says_nothing_comes_last_before_any_stream_gives_up(
+    router: LoadRouter, state: RouterState, clock: Clock
+):
+    replicas = [Replica("a"), Replica("b")]
+    report(state, "b", load(running=30))
+    state.open("x")
+    assert chosen(router, replicas, pending("x"))[0] == "a"
+    state.report("x", "a", load(running=1))
+    for _ in range(4):
+        clock.now_s += replica_view.SILENCE_S / 3
+        state.report("reports b", "b", load(running=30))
+    state.open("y")
+    assert chosen(router, replicas, pending("y")) == ["b", "a"]
+    state.report("x", "a", load(running=1))
+    state.open("z")
+    assert chosen(router, replicas, pending("z")) == ["a", "b"]
+
+
+def test_a_replica_that_nobody_has_asked_for_long_is_not_silent(router: LoadRouter, state: RouterState, clock: Clock):
+    report(state, "a", load())
+    state.close("reports a")
+    clock.now_s += 1000.0
+    assert not state.work("a").is_suspect
+    state.open("x")
+    state.book("x", "a", 10)
+    assert not state.work("a").is_suspect
+    # More and more requests do not make up for the first, which it has not spoken of.
+    for number in range(10):
+        clock.now_s += replica_view.SILENCE_S / 8
+        state.open(f"r{number}")
+        state.book(f"r{number}", "a", 10)
+    assert state.work("a").is_suspect
 
 
 def test_a_slow_worker_counts_as_having_more_to_do(router: LoadRouter, state: RouterState):
