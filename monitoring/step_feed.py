@@ -24,6 +24,7 @@ MAX_ROWS = 20_000
 FIELDS = (
     *("step_id", "ended_ms", "duration_ms", "num_decodes", "num_prefill_tokens", "budget"),
     *("num_waiting", "num_running", "num_swapped", "num_blocks", "num_preemptions", "waiting_reason", "chunks"),
+    *("num_blocks_swapped_out", "num_blocks_swapped_in"),
 )
 #: values in the order of `FIELDS`; `chunks` is a list of [request id, tokens], for the first `MAX_CHUNKS`
 Row = list[object]
@@ -53,6 +54,7 @@ def _row(record: StepRecord, now_s: float) -> Row:
         *(record.num_decodes, record.num_prefill_tokens, record.max_num_batched_tokens),
         *(record.num_waiting, record.num_running, record.num_swapped, record.num_device_blocks_used),
         *(len(record.preemptions), record.waiting_reason or "", chunks),
+        *(record.num_blocks_swapped_out, record.num_blocks_swapped_in),
     ]
 
 

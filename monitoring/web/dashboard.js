@@ -145,5 +145,15 @@ byId("pause").addEventListener("click", () => {
   byId("pause").textContent = isPaused ? "Go on" : "Pause";
   state("live", "");
 });
+byId("trace").addEventListener("click", async () => {
+  try {
+    const trace = await ask("dashboard/trace?seconds=60");
+    const url = URL.createObjectURL(new Blob([JSON.stringify(trace)], { type: "application/json" }));
+    element("a", { href: url, download: "stallfree-trace.json" }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 60 * PERIOD_MS);
+  } catch (error) {
+    state(error.message || "no trace", "lost");
+  }
+});
 for (const id of ["worker", "window"]) byId(id).addEventListener("change", drawSteps);
 update();

@@ -2,7 +2,8 @@
 /* The steps of each worker as the server told them, and the charts of one of them. */
 
 const FIELDS = ["step_id", "ended_ms", "duration_ms", "num_decodes", "num_prefill_tokens", "budget", "num_waiting",
-  "num_running", "num_swapped", "num_blocks", "num_preemptions", "waiting_reason", "chunks"];
+  "num_running", "num_swapped", "num_blocks", "num_preemptions", "waiting_reason", "chunks", "num_blocks_swapped_out",
+  "num_blocks_swapped_in"];
 const FIELD = Object.fromEntries(FIELDS.map((name, place) => [name, place]));
 const MAX_STEPS = 5000;
 const MAX_DRAWN = 800;
@@ -142,6 +143,8 @@ function stepText(row) {
   if (row[FIELD.num_waiting]) {
     parts.push(`${row[FIELD.num_waiting]} waiting${reason ? ` (${format.words(reason)})` : ""}`);
   }
+  const [out, back] = [row[FIELD.num_blocks_swapped_out], row[FIELD.num_blocks_swapped_in]];
+  if (out || back) parts.push(`blocks to the host ${out}, back ${back}`);
   if (row[FIELD.num_preemptions]) parts.push(`${row[FIELD.num_preemptions]} preempted`);
   return parts.join(" · ");
 }

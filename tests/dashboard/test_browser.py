@@ -204,7 +204,7 @@ def test_five_thousand_steps_are_drawn_in_no_time(browser: "Browser", server: Se
               for (let step = 0; step < 5000; step++) {
                 const [decodes, prompts, waiting] = [step % 60, (step * 13) % 190, step % 9];
                 const ms = step === 3210 ? 900 : 20 + (step % 7);
-                rows.push([step, step * 20, ms, decodes, prompts, 256, waiting, 60, 3, 400, 0, "", []]);
+                rows.push([step, step * 20, ms, decodes, prompts, 256, waiting, 60, 3, 400, 0, "", [], 0, 0]);
               }
               history_.clear();
               history_.add("0", rows);
@@ -223,6 +223,17 @@ def test_five_thousand_steps_are_drawn_in_no_time(browser: "Browser", server: Se
         # The one long step among them is seen.
         assert page.evaluate("charts.rows.some((row) => row[0] === 3210)")
         page.get_by_text("of every 7 steps the longest is drawn").wait_for()
+        assert visited.problems == []
+
+
+def test_a_trace_of_the_last_minute_can_be_saved(browser: "Browser", server: ServerProcess):
+    with visit(browser, server.url) as visited:
+        with visited.page.expect_download() as download:
+            visited.page.locator("#trace").click()
+        trace = json.loads(Path(download.value.path()).read_text())
+        spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        assert any(event["name"].startswith("step ") for event in spans)
+        assert any(event["name"].startswith("cmpl-") for event in spans)
         assert visited.problems == []
 
 

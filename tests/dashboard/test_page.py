@@ -14,7 +14,7 @@ from monitoring.step_feed import FIELDS
 from tests.api_client import Api, answering
 
 KEYS = KeyRing.parse(json.dumps([{"key": "sk-plain-0001", "tenant": "a"}, {"key": "sk-admin-0002", "admin": True}]))
-DATA: dict[str, Any] = {"now_ms": 1.0, "now": {}, "steps": {}}
+DATA: dict[str, Any] = {"now_ms": 1.0, "now": {}, "steps": {"store_id": "ab", "cursor": 7, "rows": {}}}
 
 
 def test_the_page_has_everything_in_it_and_may_ask_nobody_else():
@@ -65,3 +65,15 @@ def test_a_cursor_that_is_no_number_of_ours_is_refused_by_name(cursor: str):
     response = api_with([]).get("/dashboard/data", params={"cursor": cursor})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "cursor"
+
+
+def test_a_trace_is_an_admins_and_of_at_most_an_hour():
+    api = api_with([], keys=KEYS)
+    assert api.get("/dashboard/trace").status_code == 401
+    assert api.get("/dashboard/trace", headers={"x-api-key": "sk-plain-0001"}).status_code == 403
+    for seconds in ("0", "-1", "3601", "x", "99999", "٣"):
+        response = api.get("/dashboard/trace", params={"seconds": seconds}, headers={"x-api-key": "sk-admin-0002"})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "seconds"), seconds
+    response = api.get("/dashboard/trace", headers={"x-api-key": "sk-admin-0002"})
+    assert response.json() == {"traceEvents": [], "displayTimeUnit": "ms"}
+    assert "attachment" in response.headers["content-disposition"]
