@@ -276,12 +276,7 @@ _SCALER_METRICS = (
         "delays, how many run, how many have reported to it, and its bounds",
         SCALER,
         "kind",
-        "wanted",
-        "asked",
-        "running",
-        "reported",
-        "fewest",
-        "most",
+        *("wanted", "asked", "running", "reported", "fewest", "most"),
     ),
     _gauge(
         "stallfree_scaling_seen_demand",
