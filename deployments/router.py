@@ -23,6 +23,9 @@ BLOCK_SIZE_KEY = "block_size"
 
 #: a worker whose steps take less than so many times those of the fastest counts as being as fast: measurements differ
 MIN_SLOWNESS = 1.5
+#: and none as slower than so many times: what a step of a fixed content takes is foreseen from steps of little content,
+#: and a hiccup among them must not keep a worker without requests, which alone could correct it
+MAX_SLOWNESS = 8.0
 #: how much a prompt's tokens count again, beside their own delay: they delay who comes later, and take the place of
 #: blocks that others may want
 OTHERS_WEIGHT = 1.0
@@ -133,7 +136,7 @@ class LoadRouter(RequestRouter):
             lacks_room = work.num_free_tokens is not None and work.num_free_tokens < num_new
             num_ahead = work.num_queued_tokens + work.num_requests * self._decode_cost_tokens
             num_recent = work.num_recent_tokens + work.num_recent_requests * self._decode_cost_tokens
-            slowness = work.step_s / fastest_s if work.step_s > 0.0 else 1.0
+            slowness = min(work.step_s / fastest_s, MAX_SLOWNESS) if work.step_s > 0.0 else 1.0
             cost = (num_ahead + RECENT_WEIGHT * num_recent + num_new) * (slowness if slowness >= MIN_SLOWNESS else 1.0)
             cost += OTHERS_WEIGHT * num_new
             scores.append(_Score(replica, (_id_of(replica) in avoided, work.is_suspect, lacks_room), cost, num_new))

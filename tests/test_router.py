@@ -308,6 +308,21 @@ def test_a_slow_worker_counts_as_having_more_to_do(router: LoadRouter, state: Ro
     assert chosen(router, replicas, pending("new"))[0] == "fast"
 
 
+def test_a_worker_that_is_foreseen_to_be_hopelessly_slow_still_gets_some_requests(
+    router: LoadRouter, state: RouterState
+):
+    """It may be a hiccup, and only requests can show that."""
+    replicas = [Replica("a"), Replica("b")]
+    report(state, "a", load(step_s=0.02))
+    report(state, "b", load(step_s=8.0))
+    choices = []
+    for number in range(100):
+        state.open(f"r{number}")
+        choices.append(chosen(router, replicas, pending(f"r{number}"))[0])
+        state.report(f"r{number}", choices[-1], load(step_s=0.02 if choices[-1] == "a" else 8.0))
+    assert 5 <= choices.count("b") <= 15
+
+
 def test_small_differences_of_measured_speed_do_not_count(router: LoadRouter, state: RouterState):
     replicas = [Replica("a"), Replica("b")]
     report(state, "a", load(running=6, step_s=0.02 * MIN_SLOWNESS * 0.99))
