@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from monitoring.accumulator import Snapshot
 from monitoring.dashboard_data import NowView, now_view
+from monitoring.explanation_store import ExplanationStore, StoredExplanation
 from monitoring.exposition import registry_of, render
 from monitoring.metrics_store import Inheritance, MetricsStore
 from monitoring.step_feed import Row, StepBatch, StepFeed
@@ -28,11 +29,19 @@ _HEAD_RESOURCE = "node:__internal_head__"
 
 
 class DashboardData(TypedDict):
-    """`now_ms` is on the clock of the steps' `ended_ms`."""
+    """`now_ms` is on the clock of the steps' `ended_ms` and, in seconds, of the requests' `ended_s`."""
 
     now_ms: float
     now: NowView
     steps: StepBatch
+    newest: list[StoredExplanation]
+
+
+class Window(TypedDict):
+    """The newest past: rows of steps by worker, and requests that ended."""
+
+    rows: dict[str, list[Row]]
+    newest: list[StoredExplanation]
 
 
 class MetricsActor:
@@ -40,6 +49,7 @@ class MetricsActor:
 
     def __init__(self, host: str, port: int) -> None:
         self._store = MetricsStore(time.monotonic)
+        self._explanations = ExplanationStore(time.monotonic)
         self._registry = registry_of(self._store)
         self._steps = StepFeed()
         self._address: tuple[str, int] | None = None
@@ -52,13 +62,29 @@ class MetricsActor:
     def push_steps(self, worker: str, rows: list[Row]) -> None:
         self._steps.add(worker, rows, time.monotonic() * 1e3)
 
-    def dashboard(self, cursor: int, store_id: str) -> DashboardData:
+    def dashboard(self, cursor: int, store_id: str, num_requests: int) -> DashboardData:
         """What the page at `/dashboard` draws. The arguments are those of the last answer's `steps`, or 0 and ""."""
         steps = self._steps.since(cursor, store_id)
-        return {"now_ms": round(time.monotonic() * 1e3, 1), "now": now_view(self._store), "steps": steps}
+        newest = self._explanations.newest(num_requests)
+        now_ms = round(time.monotonic() * 1e3, 1)
+        return {"now_ms": now_ms, "now": now_view(self._store), "steps": steps, "newest": newest}
+
+    def window(self, seconds: float, num_requests: int) -> Window:
+        since_s = time.monotonic() - seconds
+        newest = self._explanations.newest(num_requests, since_s)
+        return {"rows": self._steps.ended_since(since_s * 1e3), "newest": newest}
 
     def drop(self, source: str, epoch: str | None = None) -> None:
         self._store.drop(source, epoch)
+
+    def put_explanations(self, source: str, ended: list[StoredExplanation], holds_requests: bool) -> list[str]:
+        return self._explanations.put(source, ended, holds_requests=holds_requests)
+
+    def answer_explanation(self, request_id: str, running: list[StoredExplanation]) -> None:
+        self._explanations.answer(request_id, running)
+
+    def find_explanations(self, source: str, request_id: str) -> tuple[list[StoredExplanation], bool]:
+        return self._explanations.find(source, request_id)
 
     def render(self) -> str:
         return render(self._registry)
