@@ -13,7 +13,6 @@ from wsgiref.simple_server import WSGIServer
 import ray
 from prometheus_client import start_http_server
 from ray.actor import ActorHandle
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from monitoring.accumulator import Snapshot
 from monitoring.dashboard_data import NowView, now_view
@@ -26,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "serve"
 _HEAD_RESOURCE = "node:__internal_head__"
+#: of the one that a head node has
+_HEAD_SHARE = 0.001
 
 
 class DashboardData(TypedDict):
@@ -126,7 +127,8 @@ def actor_name(app_name: str) -> str:
 
 
 def get_or_create(app_name: str, host: str, port: int) -> ActorHandle[Any]:
-    """The application's metrics actor, on the head node if that has room for it (its scrape port should stay put).
+    """The application's metrics actor, on the head node: its scrape port should stay put, and go along
+    where a head that was lost is replaced.
 
     Any number of processes may call this at once; all get the same actor. The last caller's address holds."""
     options: dict[str, Any] = {
@@ -137,21 +139,18 @@ def get_or_create(app_name: str, host: str, port: int) -> ActorHandle[Any]:
         "num_cpus": 0,
         "max_restarts": -1,
     }
-    head_node_id = _head_node_id()
-    if head_node_id is not None:
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(head_node_id, soft=True)
+    if _has_head():
+        # By a resource that every head has, not by the node's id, which a replacement has not.
+        options["resources"] = {_HEAD_RESOURCE: _HEAD_SHARE}
     actor_class: Any = ray.remote(MetricsActor)
     actor: ActorHandle[Any] = actor_class.options(**options).remote(host, port)
     actor.listen.remote(host, port)  # an actor that was there already may listen elsewhere
     return actor
 
 
-def _head_node_id() -> str | None:
+def _has_head() -> bool:
     list_nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
-    for node in list_nodes():
-        if node["Alive"] and _HEAD_RESOURCE in node["Resources"]:
-            return str(node["NodeID"])
-    return None
+    return any(node["Alive"] and _HEAD_RESOURCE in node["Resources"] for node in list_nodes())
 
 
 def remove(app_name: str) -> None:
