@@ -1,9 +1,9 @@
 """Every metric once: name, type, help, labels, buckets. Knows neither who counts nor how series are stored.
 
 `identity` names the labels that tell one source's series from another's: `model` on the ingress's series,
-`model` and `worker` (the replica's rank) on the workers'. `label` is the one further label, whose values are
-closed and start at zero, so that a rate exists from the first scrape on. The values of `TENANT` are those tenants that
-the operator declared, and `other`. No label ever carries a value that a client chose.
+`model` and `worker` (the replica's rank) on the workers', `deployment` on the autoscaler's. `label` is the one
+further label, whose values are closed and start at zero, so that a rate exists from the first scrape on. The values of
+`TENANT` are those tenants that the operator declared, and `other`. No label ever carries a value that a client chose.
 """
 
 from dataclasses import dataclass
@@ -28,6 +28,8 @@ REJECTION_REASONS = (
     *("deadline", "too_long", "refused"),
 )
 WORKER = ("model", "worker")
+#: the deployment that is scaled
+SCALER = ("deployment",)
 #: the one label whose values the operator declares, beside those in the table
 TENANT = "tenant"
 #: everybody that is not declared
@@ -267,7 +269,28 @@ _INGRESS_METRICS = (
     ),
 )
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in (WORKER_UP, *_WORKER_METRICS, *_INGRESS_METRICS)}
+_SCALER_METRICS = (
+    _gauge(
+        "stallfree_scaling_workers",
+        "Numbers of workers where an autoscaler chooses: how many it wants, how many it has asked for after bounds and "
+        "delays, how many run, how many have reported to it, and its bounds",
+        SCALER,
+        "kind",
+        *("wanted", "asked", "running", "reported", "fewest", "most"),
+    ),
+    _gauge(
+        "stallfree_scaling_seen_demand",
+        "Demand on all workers, in workers, as the autoscaler saw it: a mean of what they reported of late",
+        SCALER,
+        "resource",
+        "tokens",
+        "sequences",
+    ),
+)
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric for metric in (WORKER_UP, *_WORKER_METRICS, *_INGRESS_METRICS, *_SCALER_METRICS)
+}
 
 
 def counted_by(identity: tuple[str, ...]) -> list[Metric]:
