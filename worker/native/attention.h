@@ -103,6 +103,7 @@ inline void attend_tile(const Attention& a, const Span& span, int64_t start, con
                         const KeyTile<T>& next, const Running<T>& running, float* scores, T* weights) {
     const int size = static_cast<int>(a.cache.head_size), words = size / PER_WORD<T>;
     const int group = static_cast<int>(a.heads / a.cache.kv_heads), rows = static_cast<int>(span.queries) * group;
+    const float scale = a.scale * LOG2_E;
     const typename KeyTile<T>::Keys keys{tile}, next_keys{next};
     const typename KeyTile<T>::Values next_values{next, 0};
     // Rows that come together fetch their share of the next tile: prefetches that come faster than memory are dropped.
@@ -137,7 +138,7 @@ inline void attend_tile(const Attention& a, const Span& span, int64_t start, con
             const int64_t position = span.first_position + (first + row) / group;
             const uint64_t visible = visible_keys(position, a.window, start);
             if (visible) {
-                soften(scores + row * KEYS, visible, a.scale * LOG2_E, running, first + row, size, weights + row * KEYS);
+                soften(scores + row * KEYS, visible, scale, running, first + row, size, weights + row * KEYS);
             } else {
                 std::fill_n(weights + row * KEYS, KEYS, T{});
             }
