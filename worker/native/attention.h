@@ -59,7 +59,7 @@ inline void soften(const float* scores, uint64_t visible, float scale, const Run
     const __m512 base = _mm512_set1_ps(reference);
     __m512 total = load(sums);
     UNROLL for (int j = 0; j < KEY_VECTORS; ++j) {
-        const __m512 weight = exp2(_mm512_fmsub_ps(s[j], factor, base));
+        const __m512 weight = exp2_of_finite(_mm512_fmsub_ps(s[j], factor, base));
         total = _mm512_add_ps(total, weight);
         store(weights + j * LANES, weight);
     }
@@ -104,6 +104,7 @@ inline void attend_tile(const Attention& a, const Span& span, int64_t start, con
     const int size = static_cast<int>(a.cache.head_size), words = size / PER_WORD<T>;
     const int group = static_cast<int>(a.heads / a.cache.kv_heads), rows = static_cast<int>(span.queries) * group;
     const float scale = a.scale * LOG2_E;
+    const bool sees_all = start + KEYS <= span.first_position + 1 && (!a.window || span.end - a.window <= start);
     const typename KeyTile<T>::Keys keys{tile}, next_keys{next};
     const typename KeyTile<T>::Values next_values{next, 0};
     // Rows that come together fetch their share of the next tile: prefetches that come faster than memory are dropped.
@@ -135,8 +136,8 @@ inline void attend_tile(const Attention& a, const Span& span, int64_t start, con
         if (first) add(done, first - done);
         done = first;
         for (int row = 0; row < count; ++row) {
-            const int64_t position = span.first_position + (first + row) / group;
-            const uint64_t visible = visible_keys(position, a.window, start);
+            const uint64_t visible =
+                sees_all ? ~0ull : visible_keys(span.first_position + (first + row) / group, a.window, start);
             if (visible) {
                 soften(scores + row * KEYS, visible, scale, running, first + row, size, weights + row * KEYS);
             } else {

@@ -71,9 +71,8 @@ inline __m512 dot<Bf16>(__m512 sum, __m512i a, __m512i b) {
 #endif
 }
 
-// 2^x for x <= 126, within 2e-7 of it; 0 for what is below every float, minus infinity included.
-inline __m512 exp2(__m512 x) {
-    x = _mm512_max_ps(x, _mm512_set1_ps(-150.0f));
+// 2^x for finite x <= 126, within 2e-7 of it; 0 for what is below every float.
+inline __m512 exp2_of_finite(__m512 x) {
     __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 rest = _mm512_sub_ps(x, whole);
     // 2^rest for |rest| <= 1/2: the polynomial of degree 5, 1 at 0, whose largest relative error is least (1.1e-7).
@@ -85,6 +84,9 @@ inline __m512 exp2(__m512 x) {
     sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
     return _mm512_scalef_ps(sum, whole);
 }
+
+// The same, and 0 for minus infinity.
+inline __m512 exp2(__m512 x) { return exp2_of_finite(_mm512_max_ps(x, _mm512_set1_ps(-150.0f))); }
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
