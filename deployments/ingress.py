@@ -24,7 +24,7 @@ from deployments.readiness import ReadyProbe
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
 from monitoring.ingress_metrics import IngressMetrics
-from monitoring.metrics_actor import get_or_create
+from monitoring.metrics_actor import DashboardData, get_or_create
 from worker.prefix_keys import PrefixKeys
 from worker.text import Tokenizer
 from worker.weights import resolve_model
@@ -52,6 +52,7 @@ class IngressSettings:
     most_urgent_priority: int
     tenant_header: str | None
     keys: KeyRing | None
+    tenants: tuple[str, ...]
     cors_origins: tuple[str, ...]
     enable_prefix_caching: bool
     max_open_requests: int
@@ -65,7 +66,7 @@ class Ingress:
     async def __init__(self, worker: DeploymentHandle[Any], settings: IngressSettings) -> None:  # type: ignore[misc]
         self._describe = worker.options(method_name="describe", _by_reference=False)
         context = serve.get_replica_context()
-        self._metrics = IngressMetrics(settings.model_name)
+        self._metrics = IngressMetrics(settings.model_name, settings.tenants)
         self._actor, tokenizer = await asyncio.gather(
             asyncio.to_thread(get_or_create, context.app_name, settings.metrics_host, settings.metrics_port),
             asyncio.to_thread(_load_tokenizer, settings),
@@ -98,6 +99,7 @@ class Ingress:
             self._metrics,
             is_ready=ReadyProbe(ROUTER_STATE.running_ids, self._ask_worker).is_ready,
             metrics_text=self._metrics_text,
+            dashboard_data=self._dashboard_data,
             is_any_worker=ROUTER_STATE.has_running,
         )
         self._cors_origins = settings.cors_origins
@@ -130,6 +132,10 @@ class Ingress:
         await self._pusher.push(self._metrics.snapshot())
         text: str = await self._actor.render.remote()
         return text
+
+    async def _dashboard_data(self, cursor: int, store_id: str) -> DashboardData:
+        data: DashboardData = await self._actor.dashboard.remote(cursor, store_id)
+        return data
 
     async def _report_metrics(self) -> None:
         while True:

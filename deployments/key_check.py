@@ -14,8 +14,8 @@ from deployments.tenants import tenant_of
 if TYPE_CHECKING:
     from deployments.api_service import ApiSettings
 
-#: whole paths, for probes; whatever is not named here wants a key
-OPEN_ROUTES = frozenset({"/health", "/ready"})
+#: whole paths, for probes, and a page without data; whatever is not named here wants a key
+OPEN_ROUTES = frozenset({"/health", "/ready", "/dashboard"})
 _SCHEME = "bearer "
 
 
@@ -44,6 +44,14 @@ def caller_of(request: Request, settings: "ApiSettings") -> Caller:
     """Whose request it is: its key's tenant, or without keys the tenant that the header names."""
     caller: Caller | None = getattr(request.state, "caller", None)
     return caller if caller is not None else Caller(tenant_of(request.headers, settings.tenant_header))
+
+
+def claimed_tenant(scope: Scope, settings: "ApiSettings") -> str:
+    """The same for calls that are turned away: what the header says is taken as it is."""
+    caller: Caller | None = scope.get("state", {}).get("caller")
+    if caller is not None:
+        return caller.tenant
+    return Headers(scope=scope).get(settings.tenant_header, "") if settings.tenant_header else ""
 
 
 def require_admin(request: Request, settings: "ApiSettings") -> None:

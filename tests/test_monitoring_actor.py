@@ -13,6 +13,7 @@ from monitoring.ingress_metrics import IngressMetrics
 from monitoring.metrics_actor import NAMESPACE, MetricsActor, actor_name, get_or_create, remove
 from monitoring.metrics_store import Inheritance
 from monitoring.worker_metrics import WorkerMetrics
+from tests.ray_start import local_ray
 
 HOST = "127.0.0.1"
 
@@ -84,9 +85,10 @@ def test_a_taken_scrape_port_is_named_in_one_log_line_and_metrics_go_on(caplog: 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
+    with local_ray(num_cpus=1, include_dashboard=False) as started:
+        ray.init(address=started.address, log_to_driver=False, configure_logging=False)
+        yield
+        ray.shutdown()
 
 
 def push_until_restarted(actor: ray.actor.ActorHandle, metrics: IngressMetrics, heritage: Inheritance) -> None:

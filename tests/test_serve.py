@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,14 +19,15 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.app import WORKER_NAME, build_with_engine
-from deployments.cli.local_ray import APP_NAME, RunningApp, StartError
-from deployments.config import AppArgs
+from deployments.cli.local_ray import APP_NAME, OBJECT_STORE_BYTES, RunningApp, StartError
+from deployments.config import AppArgs, prepare_ray_environment
 from deployments.failover import FailoverClient
 from deployments.frames import Accepted, Frame, Tokens
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
 from deployments.worker_client import RequestRejectedError, WorkerClient, WorkerFailedError, WorkerLostError
 from tests.fake_engine import DIE, HANG, HANG_S, NEVER_FITS, PID, expected_tokens
+from tests.ray_start import local_ray
 from tests.server_process import free_port, wait_until
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -63,14 +65,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = save_tiny_tokenizer(save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama"))
     args = AppArgs(model=str(folder), num_workers=2, metrics_port=free_port(), drain_timeout_s=2.0)
     port = free_port()
-    running = RunningApp(None)
-    try:
-        running.start_ray()
-        running.deploy(build_with_engine(args, "tests.fake_engine:build"), "127.0.0.1", port)
-        yield Cluster(running, args, f"http://127.0.0.1:{port}", port)
-    finally:
-        running.stop_app()
-        running.stop_ray()
+    prepare_ray_environment(Path(__file__).resolve().parents[1])
+    with local_ray(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES) as started:
+        running = RunningApp(started.address)
+        try:
+            running.start_ray()
+            running.deploy(build_with_engine(args, "tests.fake_engine:build"), "127.0.0.1", port)
+            yield Cluster(running, args, f"http://127.0.0.1:{port}", port)
+        finally:
+            running.stop_app()
+            running.stop_ray()
 
 
 def request(request_id: str, prompt: list[int], max_tokens: int) -> EngineRequest:

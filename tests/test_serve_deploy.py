@@ -24,7 +24,7 @@ from ray import serve
 from deployments.app import WORKER_NAME
 from deployments.cli.local_ray import OBJECT_STORE_BYTES
 from deployments.config import prepare_ray_environment
-from tests.ray_start import start_ray
+from tests.ray_start import local_ray
 from tests.server_process import free_port, wait_until
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -100,18 +100,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("deploy")
     model = save_tiny_tokenizer(save_tiny_model(folder / "tiny", "llama"))
     prepare_ray_environment(Path(__file__).resolve().parents[1])
-    context = start_ray(
-        include_dashboard=True,
-        dashboard_port=free_port(),
-        log_to_driver=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-    )
-    try:
-        dashboard, gcs = f"http://{context.dashboard_url}", context.address_info["gcs_address"]
-        yield Cluster(folder, model, dashboard, gcs, free_port())
-    finally:
-        serve.shutdown()
-        ray.shutdown()
+    with local_ray(
+        include_dashboard=True, dashboard_port=free_port(), object_store_memory=OBJECT_STORE_BYTES
+    ) as started:
+        ray.init(address=started.address, log_to_driver=False)
+        try:
+            yield Cluster(folder, model, started.dashboard, started.address, free_port())
+        finally:
+            serve.shutdown()
+            ray.shutdown()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ terminal.
 import asyncio
 import contextlib
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ class RunningApp:
                 object_store_memory=OBJECT_STORE_BYTES,
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise StartError(f"Ray: {_last_line(str(error))}") from error
+            needs_token = self._address is not None and "RAY_AUTH_MODE" not in os.environ
+            hint = ". If that cluster asks for a token, set RAY_AUTH_MODE=token" if needs_token else ""
+            raise StartError(f"Ray: {_last_line(str(error))}{hint}") from error
 
     def deploy(self, app: Application, host: str, port: int) -> None:
         """Returns when the application is ready. Raises `StartError` with the reason if it cannot be."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import ray
 from ray import serve
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
@@ -23,11 +22,11 @@ from deployments.cli.local_ray import OBJECT_STORE_BYTES
 from deployments.config import prepare_ray_environment
 from tests.chaos.application import NOTES_VARIABLE
 from tests.end_to_end.scrape import Scrape
+from tests.ray_start import local_ray
 from tests.server_process import free_port, wait_until
 
 APP_NAME = "chaos"
 _START_TIMEOUT_S = 120.0
-_REMAINS_TIMEOUT_S = 10.0
 _NAMESPACE = "serve"
 
 
@@ -115,33 +114,32 @@ def chaos_server(
 ) -> Iterator[ChaosServer]:
     """Running and ready; everything that it started ends with the block. `environment` is for Ray's processes."""
     notes = Path(tempfile.mkdtemp(prefix="chaos-notes-"))
-    port, dashboard_port = free_port(), free_port()
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    with contextlib.ExitStack() as ends:
+        with _environment({**(environment or {}), NOTES_VARIABLE: str(notes)}):
+            started = ends.enter_context(
+                local_ray(include_dashboard=True, dashboard_port=free_port(), object_store_memory=OBJECT_STORE_BYTES)
+            )
+            ray.init(address=started.address, log_to_driver=False, logging_level=logging.ERROR)
+        ends.callback(ray.shutdown)
+        server = ChaosServer(ServeSubmissionClient(started.dashboard), free_port(), notes, args)
+        try:
+            server.deploy(deployments)
+            server.wait_until_running()
+            yield server
+        finally:
+            with contextlib.suppress(Exception):
+                serve.shutdown()
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """What Ray's processes need and these variables, until the end of the block."""
     before = dict(os.environ)
+    prepare_ray_environment(Path(__file__).resolve().parents[2])
+    os.environ.update(variables)
     try:
-        prepare_ray_environment(Path(__file__).resolve().parents[2])
-        os.environ.update({**(environment or {}), NOTES_VARIABLE: str(notes)})
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        ray.init(
-            address="local",
-            include_dashboard=True,
-            dashboard_port=dashboard_port,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=OBJECT_STORE_BYTES,
-        )
+        yield
     finally:
         os.environ.clear()
         os.environ.update(before)
-    server = ChaosServer(ServeSubmissionClient(f"http://127.0.0.1:{dashboard_port}"), port, notes, args)
-    try:
-        server.deploy(deployments)
-        server.wait_until_running()
-        yield server
-    finally:
-        family = psutil.Process().children(recursive=True)
-        with contextlib.suppress(Exception):
-            serve.shutdown()
-        ray.shutdown()
-        _, alive = psutil.wait_procs(family, timeout=_REMAINS_TIMEOUT_S)
-        for process in alive:
-            process.kill()
