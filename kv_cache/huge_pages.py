@@ -21,4 +21,5 @@ def advise_huge_pages(address: int, num_bytes: int) -> bool:
         return False
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return madvise(first, last - first, advice) == 0
+    result: int = madvise(first, last - first, advice)
+    return result == 0
