@@ -26,12 +26,13 @@ class WaitReason(StrEnum):
 
 @dataclass(slots=True)
 class ChunkRecord:
-    """One prefill chunk: known tokens [start, end) of a sequence."""
+    """One prefill chunk: known tokens [start, end) of a sequence. `completes`: its group decodes from then on."""
 
     request_id: str
     seq_id: int
     start: int
     end: int
+    completes: bool = False
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from fastapi.routing import iter_route_contexts
 
 from deployments.api import ApiService, ApiSettings, create_api
 from tests.fake_worker import CountedMetrics, FakeWorker
+from tests.no_dashboard import NoDashboard
 from tests.tiny_tokenizers import folder_of, tokenizer_of
 from worker.text import Tokenizer
 
@@ -44,7 +45,7 @@ class Api:
             self.metrics,
             is_ready=self._is_ready,
             metrics_text=self._metrics_text,
-            dashboard_data=self._dashboard_data,
+            dashboard=NoDashboard(),
             is_any_worker=lambda: self.are_workers_running,
         )
 
@@ -53,9 +54,6 @@ class Api:
 
     async def _metrics_text(self) -> str:
         return "# HELP a b\n"
-
-    async def _dashboard_data(self, cursor: int, store: str) -> dict[str, Any]:
-        return {}
 
     def transport(self) -> httpx.ASGITransport:
         return httpx.ASGITransport(self.app, raise_app_exceptions=False)
