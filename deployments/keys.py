@@ -23,8 +23,8 @@ class KeysError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Whose request it is. `most_urgent_priority`: no request of theirs is more urgent (lower is more urgent). `key_id`
-    tells keys apart and says nothing of them. `http_request_id` is the `x-request-id` of this very request, `read_s` the moment at
-    which its body was there (`time.monotonic`; 0.0: as soon as it came)."""
+    tells keys apart and says nothing of them. Of this very request: `http_request_id` is its `x-request-id`, `read_s`
+    the moment at which its body was there (`time.monotonic`; 0.0: as soon as it came)."""
 
     tenant: str = ""
     is_admin: bool = False
