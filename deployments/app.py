@@ -105,6 +105,7 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
         max_open_requests=args.max_open_requests,
         request_timeout_s=args.request_timeout_s,
         keep_alive_s=args.keep_alive_s,
+        otlp_endpoint=args.otlp_endpoint,
         enable_prefix_caching=args.enable_prefix_caching,
     )
     return ingress.bind(worker.bind(config, worker_settings), ingress_settings)

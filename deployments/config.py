@@ -5,10 +5,11 @@ checked by `worker.config`. All reads of environment variables in this package a
 """
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from deployments.keys import KeyRing, KeysError
 from deployments.tool_calls.names import ReasoningParserName, ToolCallParserName
@@ -85,6 +86,8 @@ class AppArgs(BaseModel):
     max_n: int = Field(default=64, ge=1)
     #: no request is more urgent, whatever it asks (lower is more urgent)
     most_urgent_priority: int = Field(default=-100, ge=-100, le=100)
+    #: where OpenTelemetry spans of requests go, over OTLP and HTTP; none by default
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     #: names the HTTP header whose value is the tenant; without it all requests are one tenant's
     tenant_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]{1,64}$")
 
@@ -124,6 +127,13 @@ class AppArgs(BaseModel):
     tensor_parallel_size: int = 1
     quantization: str | None = None
     enable_lora: bool = False
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _has_exporter(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and find_spec("opentelemetry.exporter.otlp") is None:
+            raise ValueError("needs the extra `tracing`: pip install 'stallfree[tracing]'")
+        return endpoint
 
     @property
     def model_name(self) -> str:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from secrets import token_bytes
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from ray import serve
@@ -18,7 +18,7 @@ from deployments.api import create_api
 from deployments.api_service import ApiService, ApiSettings
 from deployments.dashboard_source import ActorDashboard
 from deployments.explain.desk import ExplainDesk
-from deployments.explain.journeys import Journeys
+from deployments.explain.journeys import Journeys, nobody_wants_it
 from deployments.explain.push import ExplanationPusher
 from deployments.failover import FailoverClient
 from deployments.keys import KeyRing
@@ -32,6 +32,9 @@ from monitoring.metrics_actor import get_or_create
 from worker.prefix_keys import PrefixKeys
 from worker.text import Tokenizer
 from worker.weights import resolve_model
+
+if TYPE_CHECKING:
+    from deployments.explain.spans import SpanExporter
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +65,7 @@ class IngressSettings:
     max_open_requests: int
     request_timeout_s: float
     keep_alive_s: float
+    otlp_endpoint: str | None = None
 
 
 class Ingress:
@@ -80,7 +84,8 @@ class Ingress:
             worker, settings.timeouts, ROUTER_STATE, self._metrics.routed, _prefix_keys(settings, facts)
         )
         source = f"ingress-{context.replica_id.unique_id}"
-        journeys = Journeys(attempts.life)
+        self._spans = _spans(settings)
+        journeys = Journeys(attempts.life, export=nobody_wants_it if self._spans is None else self._spans.export)
         self._explanations = ExplanationPusher(self._actor, source, journeys)
         self._service = ApiService(
             FailoverClient(attempts, settings.timeouts.accept_s, self._metrics.failover, journeys),
@@ -150,6 +155,8 @@ class Ingress:
             self._reporter.cancel()
             self._pusher.say_goodbye()
             self._service.grammars.close()
+            if self._spans is not None:
+                await asyncio.to_thread(self._spans.close)
 
 
 def _prefix_keys(settings: IngressSettings, facts: ModelFacts) -> PrefixKeys | None:
@@ -158,6 +165,14 @@ def _prefix_keys(settings: IngressSettings, facts: ModelFacts) -> PrefixKeys | N
     if not settings.enable_prefix_caching:
         return None
     return PrefixKeys(token_bytes(NUM_SECRET_BYTES), facts.block_size)
+
+
+def _spans(settings: IngressSettings) -> "SpanExporter | None":
+    if settings.otlp_endpoint is None:
+        return None
+    from deployments.explain.spans import SpanExporter, otlp_exporter
+
+    return SpanExporter(settings.model_name, otlp_exporter(settings.otlp_endpoint))
 
 
 def _load_tokenizer(settings: IngressSettings) -> Tokenizer:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 #: whole paths, for probes, and a page without data; whatever is not named here wants a key
 OPEN_ROUTES = frozenset({"/health", "/ready", "/dashboard"})
 _SCHEME = "bearer "
+#: of version 00, which is all there is
+_TRACEPARENT_CHARS = 55
 
 
 class ApiKeyCheck:
@@ -48,7 +50,12 @@ def caller_of(request: Request, settings: "ApiSettings") -> Caller:
     caller: Caller | None = getattr(request.state, "caller", None)
     if caller is None:
         caller = Caller(tenant_of(request.headers, settings.tenant_header))
-    return replace(caller, http_request_id=request.state.request_id, read_s=time.monotonic())
+    return replace(
+        caller,
+        http_request_id=request.state.request_id,
+        read_s=time.monotonic(),
+        traceparent=request.headers.get("traceparent", "")[:_TRACEPARENT_CHARS],
+    )
 
 
 def claimed_tenant(scope: Scope, settings: "ApiSettings") -> str:

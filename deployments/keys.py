@@ -24,7 +24,8 @@ class KeysError(ValueError):
 class Caller:
     """Whose request it is. `most_urgent_priority`: no request of theirs is more urgent (lower is more urgent). `key_id`
     tells keys apart and says nothing of them. Of this very request: `http_request_id` is its `x-request-id`, `read_s`
-    the moment at which its body was there (`time.monotonic`; 0.0: as soon as it came)."""
+    the moment at which its body was there (`time.monotonic`; 0.0: as soon as it came), `traceparent` what its client
+    says of the trace it belongs to."""
 
     tenant: str = ""
     is_admin: bool = False
@@ -32,6 +33,7 @@ class Caller:
     key_id: str = field(default="", compare=False)
     http_request_id: str = field(default="", compare=False)
     read_s: float = field(default=0.0, compare=False)
+    traceparent: str = field(default="", compare=False)
 
 
 #: who asks a server that has no keys and names no tenants

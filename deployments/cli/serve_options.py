@@ -22,6 +22,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     _add_requests(parser.add_argument_group("requests"))
     _add_access(parser.add_argument_group("access"))
     _add_time_limits(parser.add_argument_group("time limits"))
+    _add_tracing(parser.add_argument_group("tracing"))
 
 
 def _add_replicas(group: Any) -> None:
@@ -63,6 +64,11 @@ def _add_access(group: Any) -> None:
         "list; else none)")  # fmt: skip
     add("--cors-origin", metavar="ORIGINS", help="origins whose web pages may ask, separated by commas; * for all "
         "(default: none)")  # fmt: skip
+
+
+def _add_tracing(group: Any) -> None:
+    group.add_argument("--otlp-endpoint", metavar="URL", help="send OpenTelemetry spans of each request's time there, "
+                       "as http://HOST:4318/v1/traces; needs the extra `tracing` (default: none)")  # fmt: skip
 
 
 def _add_time_limits(group: Any) -> None:

@@ -35,12 +35,25 @@ async def nobody_answers(request_id: str, replica_id: str) -> LifeReport | None:
     """Where there is nobody to ask."""
     return None
 
+#: told of each request that ended: its explanation, its client's `traceparent` or "", milliseconds since its end
+Export = Callable[[StoredExplanation, str, float], None]
+
+
+def nobody_wants_it(explanation: StoredExplanation, traceparent: str, age_ms: float) -> None:
+    """Where no spans are sent."""
+
 
 class Journeys:
     """Used on the event loop of its ingress alone."""
 
-    def __init__(self, ask_life: AskLife = nobody_answers, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ask_life: AskLife = nobody_answers,
+        clock: Callable[[], float] = time.monotonic,
+        export: Export = nobody_wants_it,
+    ) -> None:
         self._ask_life = ask_life
+        self._export = export
         self._clock = clock
         self._open: dict[str, Journey] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -76,7 +89,9 @@ class Journeys:
     async def _finish(self, journey: Journey) -> None:
         try:
             await self._complete(journey)
-            self._keep(stored(journey))
+            explanation = stored(journey)
+            self._keep(explanation)
+            self._export(explanation, journey.caller.traceparent, (self._clock() - explanation["ended_s"]) * 1e3)
         except Exception:
             logger.exception("request %s cannot be explained", journey.request_id)
         finally:
