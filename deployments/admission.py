@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.cutoff import Cutoff
 from deployments.error_responses import error_response, route_path
+from deployments.key_check import claimed_tenant
 from deployments.protocol.errors import ApiError, server_stopping, too_many_open_requests, unavailable
 
 WORK_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
@@ -23,12 +24,12 @@ _FLUSH_S = 2.0
 
 class Admission:
     """`max_open_requests`: calls that may be open at once; 0: no limit. `is_any_worker`: whether anybody could answer;
-    `on_rejected` is told of each call that is turned away, and why."""
+    `on_rejected` is told of each call that is turned away: why, and whose it was."""
 
     def __init__(
         self,
         max_open_requests: int,
-        on_rejected: Callable[[str], None],
+        on_rejected: Callable[[str, str], None],
         is_any_worker: Callable[[], bool] = lambda: True,
     ) -> None:
         self._max_open_requests = max_open_requests
@@ -39,8 +40,8 @@ class Admission:
         self.num_open = 0
         self.is_draining = False
 
-    def refusal(self) -> ApiError | None:
-        """Why a call that comes now is turned away, which is counted."""
+    def refusal(self, tenant: str = "") -> ApiError | None:
+        """Why a call of this tenant that comes now is turned away, which is counted."""
         if self.is_draining:
             reason, error = "draining", server_stopping()
         elif self._max_open_requests and self.num_open >= self._max_open_requests:
@@ -49,7 +50,7 @@ class Admission:
             reason, error = "unavailable", unavailable("no worker is running")
         else:
             return None
-        self._on_rejected(reason)
+        self._on_rejected(reason, tenant)
         return error
 
     @contextmanager
@@ -91,8 +92,9 @@ class AdmissionGate:
         if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope) not in WORK_PATHS:
             await self._app(scope, receive, send)
             return
-        admission: Admission = scope["app"].state.service.admission
-        error = admission.refusal()
+        service = scope["app"].state.service
+        admission: Admission = service.admission
+        error = admission.refusal(claimed_tenant(scope, service.settings))
         if error is not None:
             await error_response(scope, error)(scope, receive, send)
             return

@@ -24,7 +24,7 @@ from deployments.dialects import messages_routes, responses_routes, tokens_route
 from deployments.disconnects import ClientGoneError
 from deployments.error_responses import error_response
 from deployments.event_stream import events
-from deployments.key_check import ApiKeyCheck, caller_of, require_admin
+from deployments.key_check import ApiKeyCheck, caller_of, claimed_tenant, require_admin
 from deployments.openapi import describe
 from deployments.protocol.body import read_request
 from deployments.protocol.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, model_not_found
@@ -164,7 +164,8 @@ def _model(request: Request, created: int) -> dict[str, Any]:
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     if error.code == CONTEXT_LENGTH_EXCEEDED:
-        service_of(request).count_rejection("too_long")
+        service = service_of(request)
+        service.count_rejection("too_long", claimed_tenant(request.scope, service.settings))
     return error_response(request.scope, error)
 
 

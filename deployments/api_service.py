@@ -108,7 +108,7 @@ class ApiService:
             if request.echo:
                 prefix = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
             request_id = base_id if len(prompts) == 1 else f"{base_id}-{index}"
-            meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
+            meter = AnswerMeter(self._metrics, arrival_s, len(token_ids), caller.tenant)
             jobs.append(self._job(request, request_id, index, token_ids, "prompt", meter, caller, prefix))
         return jobs
 
@@ -121,7 +121,7 @@ class ApiService:
         token_ids = await self.chat_ids(
             request.messages, request.offered_functions, template_kwargs=request.chat_template_kwargs
         )
-        meter = AnswerMeter(self._metrics, arrival_s, len(token_ids))
+        meter = AnswerMeter(self._metrics, arrival_s, len(token_ids), caller.tenant)
         job = self._job(
             request,
             f"{id_prefix}{uuid.uuid4().hex}",

@@ -100,6 +100,7 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
         most_urgent_priority=args.most_urgent_priority,
         tenant_header=args.tenant_header,
         keys=args.key_ring(),
+        tenants=args.declared_tenants,
         cors_origins=args.cors_origins,
         max_open_requests=args.max_open_requests,
         request_timeout_s=args.request_timeout_s,

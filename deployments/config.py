@@ -161,6 +161,13 @@ class AppArgs(BaseModel):
             raise ConfigError(option, str(error)) from None
 
     @property
+    def declared_tenants(self) -> tuple[str, ...]:
+        """Those that the operator names, beside API keys or with a weight: they alone have metrics of their own."""
+        keys = self.key_ring()
+        from_keys = keys.tenants if keys is not None else ()
+        return tuple(dict.fromkeys((*from_keys, *parse_tenant_weights(self.tenant_weights))))
+
+    @property
     def effective_drain_grace_s(self) -> float:
         """Below `drain_timeout_s`, at which Serve ends the replica. Raises `ConfigError` where it is not."""
         if self.drain_grace_s is None:

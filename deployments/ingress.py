@@ -52,6 +52,7 @@ class IngressSettings:
     most_urgent_priority: int
     tenant_header: str | None
     keys: KeyRing | None
+    tenants: tuple[str, ...]
     cors_origins: tuple[str, ...]
     enable_prefix_caching: bool
     max_open_requests: int
@@ -65,7 +66,7 @@ class Ingress:
     async def __init__(self, worker: DeploymentHandle[Any], settings: IngressSettings) -> None:  # type: ignore[misc]
         self._describe = worker.options(method_name="describe", _by_reference=False)
         context = serve.get_replica_context()
-        self._metrics = IngressMetrics(settings.model_name)
+        self._metrics = IngressMetrics(settings.model_name, settings.tenants)
         self._actor, tokenizer = await asyncio.gather(
             asyncio.to_thread(get_or_create, context.app_name, settings.metrics_host, settings.metrics_port),
             asyncio.to_thread(_load_tokenizer, settings),

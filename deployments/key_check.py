@@ -46,6 +46,14 @@ def caller_of(request: Request, settings: "ApiSettings") -> Caller:
     return caller if caller is not None else Caller(tenant_of(request.headers, settings.tenant_header))
 
 
+def claimed_tenant(scope: Scope, settings: "ApiSettings") -> str:
+    """The same for calls that are turned away: what the header says is taken as it is."""
+    caller: Caller | None = scope.get("state", {}).get("caller")
+    if caller is not None:
+        return caller.tenant
+    return Headers(scope=scope).get(settings.tenant_header, "") if settings.tenant_header else ""
+
+
 def require_admin(request: Request, settings: "ApiSettings") -> None:
     """Raises ApiError unless the key is an admin's. Without keys everybody is one."""
     if settings.keys is not None and not request.state.caller.is_admin:

@@ -4,9 +4,10 @@ Owns counting, checked against the table. Knows neither Ray nor who reads the sn
 """
 
 from bisect import bisect_left
+from collections.abc import Collection
 from typing import TypedDict
 
-from monitoring.table import Metric, MetricKind, counted_by
+from monitoring.table import TENANT, Metric, MetricKind, counted_by
 
 
 class HistogramTotals(TypedDict):
@@ -26,15 +27,16 @@ class Snapshot(TypedDict):
 
 
 class Accumulator:
-    """Counts the metrics whose identity labels are those of `labels`. An unknown name or label value is a
-    KeyError: the sets are closed, so that nothing from outside can make a series."""
+    """Counts the metrics whose identity labels are those of `labels`, with the declared `tenants` as values of their
+    label. An unknown name or label value is a KeyError: the sets are closed, so that nothing from outside can make a
+    series."""
 
-    def __init__(self, labels: dict[str, str]) -> None:
+    def __init__(self, labels: dict[str, str], tenants: Collection[str] = ()) -> None:
         metrics = counted_by(tuple(labels))
         assert metrics, f"no metric has the identity labels {tuple(labels)}"
         self._labels = dict(labels)
-        self._counters = _zeros(metrics, MetricKind.COUNTER)
-        self._gauges = _zeros(metrics, MetricKind.GAUGE)
+        self._counters = _zeros(metrics, MetricKind.COUNTER, tenants)
+        self._gauges = _zeros(metrics, MetricKind.GAUGE, tenants)
         histograms = [metric for metric in metrics if metric.kind is MetricKind.HISTOGRAM]
         self._bounds = {metric.name: metric.buckets for metric in histograms}
         self._counts = {metric.name: [0] * (len(metric.buckets) + 1) for metric in histograms}
@@ -66,5 +68,9 @@ class Accumulator:
         }
 
 
-def _zeros(metrics: list[Metric], kind: MetricKind) -> dict[str, dict[str, float]]:
-    return {metric.name: dict.fromkeys(metric.label_values, 0.0) for metric in metrics if metric.kind is kind}
+def _zeros(metrics: list[Metric], kind: MetricKind, tenants: Collection[str]) -> dict[str, dict[str, float]]:
+    return {
+        metric.name: dict.fromkeys((*(tenants if metric.label == TENANT else ()), *metric.label_values), 0.0)
+        for metric in metrics
+        if metric.kind is kind
+    }

@@ -1,15 +1,20 @@
 """What an ingress replica counts: requests, their tokens and latencies. Knows nothing of steps or blocks."""
 
+from collections.abc import Collection
+
 from monitoring.accumulator import Accumulator, Snapshot
+from monitoring.table import OTHER_TENANT
 
 _ANSWERED = ("stop", "length")
 
 
 class IngressMetrics:
-    """Request series of one ingress replica. Called from its event loop alone."""
+    """Request series of one ingress replica. Called from its event loop alone. A tenant that is not among `tenants`
+    is counted as `other`."""
 
-    def __init__(self, model: str) -> None:
-        self._accumulator = Accumulator({"model": model})
+    def __init__(self, model: str, tenants: Collection[str] = ()) -> None:
+        self._tenants = frozenset(tenants)
+        self._accumulator = Accumulator({"model": model}, tenants)
 
     def first_token(self, ttft_s: float) -> None:
         """Once for each request that produced a token."""
@@ -18,8 +23,9 @@ class IngressMetrics:
     def inter_token(self, gap_s: float) -> None:
         self._accumulator.observe("stallfree_inter_token_latency_seconds", gap_s)
 
-    def tokens_delivered(self, n: int) -> None:
+    def tokens_delivered(self, n: int, tenant: str = "") -> None:
         self._accumulator.inc("stallfree_generation_tokens_total", n)
+        self._accumulator.inc("stallfree_tenant_generation_tokens_total", n, self._label_of(tenant))
 
     def failover(self, reason: str) -> None:
         """A worker was lost to a request that was to go on elsewhere: "died", "stalled" or "drained"."""
@@ -29,17 +35,23 @@ class IngressMetrics:
         """A worker took a request; `reason` is why it was chosen: "prefix", "load" or "only"."""
         self._accumulator.inc("stallfree_router_choices_total", 1, reason)
 
-    def request_finished(self, finish_reason: str, prompt_tokens: int, e2e_s: float) -> None:
+    def request_finished(self, finish_reason: str, prompt_tokens: int, e2e_s: float, tenant: str = "") -> None:
         """Once for each request, however it ended. Only whole answers enter the latency histogram: a client
         that left or a failure after a millisecond says nothing about how long an answer takes."""
         self._accumulator.inc("stallfree_requests_total", 1, finish_reason)
         self._accumulator.inc("stallfree_prompt_tokens_total", prompt_tokens)
+        self._accumulator.inc("stallfree_tenant_requests_total", 1, self._label_of(tenant))
+        self._accumulator.inc("stallfree_tenant_prompt_tokens_total", prompt_tokens, self._label_of(tenant))
         if finish_reason in _ANSWERED:
             self._accumulator.observe("stallfree_e2e_request_latency_seconds", e2e_s)
 
-    def request_rejected(self, reason: str) -> None:
+    def request_rejected(self, reason: str, tenant: str = "") -> None:
         """Turned away before its first token."""
         self._accumulator.inc("stallfree_rejections_total", 1, reason)
+        self._accumulator.inc("stallfree_tenant_rejections_total", 1, self._label_of(tenant))
+
+    def _label_of(self, tenant: str) -> str:
+        return tenant if tenant in self._tenants else OTHER_TENANT
 
     def snapshot(self) -> Snapshot:
         return self._accumulator.snapshot()

@@ -10,6 +10,7 @@ from typing import TypedDict
 from uuid import uuid4
 
 from monitoring.accumulator import Accumulator, Snapshot
+from monitoring.table import METRICS, TENANT
 
 #: A process pushes about once a second; after this long without a push it is taken for dead.
 SILENT_AFTER_S = 5.0
@@ -166,8 +167,10 @@ def add_totals(one: Snapshot, other: Snapshot) -> Snapshot:
 
 
 def _add(one: dict[str, dict[str, float]], other: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Processes of different configurations declare different tenants."""
     return {
-        name: {value: number + other[name][value] for value, number in series.items()} for name, series in one.items()
+        name: {value: series.get(value, 0.0) + other[name].get(value, 0.0) for value in {**series, **other[name]}}
+        for name, series in one.items()
     }
 
 
@@ -179,7 +182,14 @@ def check_shape(snapshot: Snapshot) -> None:
 
 def _shape(snapshot: Snapshot) -> object:
     return (
-        {name: set(series) for name, series in snapshot["counters"].items()},
-        {name: set(series) for name, series in snapshot["gauges"].items()},
+        {name: _values(name, series) for name, series in snapshot["counters"].items()},
+        {name: _values(name, series) for name, series in snapshot["gauges"].items()},
         {name: len(totals["counts"]) for name, totals in snapshot["histograms"].items()},
     )
+
+
+def _values(name: str, series: dict[str, float]) -> set[str]:
+    """Of the metric's own label, without the tenants that a configuration declares."""
+    metric = METRICS.get(name)
+    is_declared = metric is not None and metric.label == TENANT
+    return set(series).intersection(metric.label_values) if metric is not None and is_declared else set(series)

@@ -2,8 +2,8 @@
 
 `identity` names the labels that tell one source's series from another's: `model` on the ingress's series,
 `model` and `worker` (the replica's rank) on the workers'. `label` is the one further label, whose values are
-closed and start at zero, so that a rate exists from the first scrape on. No label ever carries a value that a
-client chose.
+closed and start at zero, so that a rate exists from the first scrape on. The values of `TENANT` are those tenants that
+the operator declared, and `other`. No label ever carries a value that a client chose.
 """
 
 from dataclasses import dataclass
@@ -28,6 +28,10 @@ REJECTION_REASONS = (
     *("deadline", "too_long", "refused"),
 )
 WORKER = ("model", "worker")
+#: the one label whose values the operator declares, beside those in the table
+TENANT = "tenant"
+#: everybody that is not declared
+OTHER_TENANT = "other"
 
 _TOKEN_BUCKETS = (1.0, 4.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 _STEP_BUCKETS_S = (
@@ -218,6 +222,30 @@ _INGRESS_METRICS = (
         INGRESS,
         "reason",
         *REJECTION_REASONS,
+    ),
+    _counter(
+        "stallfree_tenant_requests_total",
+        "Ended requests by whose they were: a tenant that API keys or --tenant-weights name, or other",
+        INGRESS,
+        TENANT,
+        OTHER_TENANT,
+    ),
+    _counter(
+        "stallfree_tenant_prompt_tokens_total", "Their prompt tokens by whose they were", INGRESS, TENANT, OTHER_TENANT
+    ),
+    _counter(
+        "stallfree_tenant_generation_tokens_total",
+        "Generated tokens that reached the ingress by whose they were",
+        INGRESS,
+        TENANT,
+        OTHER_TENANT,
+    ),
+    _counter(
+        "stallfree_tenant_rejections_total",
+        "Requests that were turned away before their first token by whose they were",
+        INGRESS,
+        TENANT,
+        OTHER_TENANT,
     ),
     _histogram(
         "stallfree_time_to_first_token_seconds",

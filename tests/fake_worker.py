@@ -131,11 +131,15 @@ class CountedMetrics:
     gaps_s: list[float] = field(default_factory=list)
     num_tokens: int = 0
     rejections: list[str] = field(default_factory=list)
+    #: of whom anything was counted
+    tenants: set[str] = field(default_factory=set)
 
-    def request_rejected(self, reason: str) -> None:
+    def request_rejected(self, reason: str, tenant: str = "") -> None:
+        self.tenants.add(tenant)
         self.rejections.append(reason)
 
-    def request_finished(self, finish_reason: str, prompt_tokens: int, e2e_s: float) -> None:
+    def request_finished(self, finish_reason: str, prompt_tokens: int, e2e_s: float, tenant: str = "") -> None:
+        self.tenants.add(tenant)
         assert e2e_s >= 0
         self.finished.append((finish_reason, prompt_tokens))
 
@@ -145,5 +149,6 @@ class CountedMetrics:
     def inter_token(self, gap_s: float) -> None:
         self.gaps_s.append(gap_s)
 
-    def tokens_delivered(self, n: int) -> None:
+    def tokens_delivered(self, n: int, tenant: str = "") -> None:
+        self.tenants.add(tenant)
         self.num_tokens += n

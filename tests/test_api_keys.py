@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.keys import KeyRing
+from monitoring.ingress_metrics import IngressMetrics
 from tests.api_client import MODEL, Api, answering, routes_of
 
 KEY, ADMIN_KEY = "sk-ordinary-4711", "sk-admin-0815"
@@ -86,6 +87,28 @@ def test_the_tenant_is_the_keys_whatever_a_header_says() -> None:
     api.complete_with({**bearer(KEY), "x-team": "team-b"})
     api.complete_with({"x-api-key": ADMIN_KEY})
     assert [request.tenant for request in api.worker.requests] == ["team-a", "team-b"]
+
+
+def test_served_tokens_and_refusals_are_counted_by_declared_tenants_alone() -> None:
+    metrics = IngressMetrics(MODEL, KEYS.tenants)
+    api = Api(guarded().worker, settings={"keys": KEYS}, metrics=metrics)  # type: ignore[arg-type]
+    usage = api.complete_with(bearer(KEY), user="mallory").json()["usage"]
+    assert api.complete_with(bearer(ADMIN_KEY), prompt=[1] * 100, user="mallory").status_code == 400
+    assert api.complete_with(bearer("wrong"), user="mallory").status_code == 401
+    counters = metrics.snapshot()["counters"]
+    assert counters["stallfree_tenant_requests_total"] == {"team-a": 1, "team-b": 0, "other": 0}
+    assert counters["stallfree_tenant_rejections_total"] == {"team-a": 0, "team-b": 1, "other": 0}
+    assert counters["stallfree_tenant_prompt_tokens_total"]["team-a"] == usage["prompt_tokens"]
+    assert counters["stallfree_tenant_generation_tokens_total"]["team-a"] == usage["completion_tokens"]
+
+
+def test_calls_that_the_gate_turns_away_are_counted_by_tenant_too() -> None:
+    metrics = IngressMetrics(MODEL, ("team-a",))
+    settings = {"tenant_header": "x-team"}
+    api = Api(guarded().worker, settings=settings, metrics=metrics, are_workers_running=False)  # type: ignore[arg-type]
+    for team in ("team-a", "mallory", "not a name!"):
+        assert api.complete_with({"x-team": team}).status_code == 503
+    assert metrics.snapshot()["counters"]["stallfree_tenant_rejections_total"] == {"team-a": 1, "other": 2}
 
 
 def test_a_key_bounds_the_urgency_of_its_requests() -> None:

@@ -95,6 +95,19 @@ def test_a_client_cannot_bring_a_value_into_a_label() -> None:
         IngressMetrics("demo").request_finished('stop",user="mallory', 1, 1.0)
 
 
+def test_only_declared_tenants_have_series_of_their_own_and_all_others_share_one() -> None:
+    metrics = IngressMetrics("demo", ("team-a", "team-b"))
+    for tenant, num_tokens in (("team-a", 3), ("mallory", 5), ("", 7)):
+        metrics.tokens_delivered(num_tokens, tenant)
+        metrics.request_finished("stop", 10 * num_tokens, 1.0, tenant)
+    metrics.request_rejected("queue_full", "team-b")
+    counters = metrics.snapshot()["counters"]
+    assert counters["stallfree_tenant_generation_tokens_total"] == {"team-a": 3, "team-b": 0, "other": 12}
+    assert counters["stallfree_tenant_prompt_tokens_total"] == {"team-a": 30, "team-b": 0, "other": 120}
+    assert counters["stallfree_tenant_requests_total"] == {"team-a": 1, "team-b": 0, "other": 2}
+    assert counters["stallfree_tenant_rejections_total"] == {"team-a": 0, "team-b": 1, "other": 0}
+
+
 def test_a_counter_never_goes_down() -> None:
     with pytest.raises(AssertionError):
         Accumulator({"model": "demo"}).inc("stallfree_generation_tokens_total", -1)

@@ -262,6 +262,18 @@ def test_counters_never_go_down_whoever_dies_pauses_or_comes_back(clock: FakeClo
             assert samples[PREEMPTED.replace('worker="0"', f'worker="{rank}"')] == expected
 
 
+def test_tenants_of_another_configuration_keep_what_they_had(store: MetricsStore) -> None:
+    for source, tenants in (("before", ("a", "b")), ("after", ("b", "c"))):
+        metrics = IngressMetrics("demo", tenants)
+        for tenant in ("a", "b", "c"):
+            metrics.tokens_delivered(1, tenant)
+        store.push(source, "1", metrics.snapshot())
+    samples = scrape(store)
+    name = "stallfree_tenant_generation_tokens_total"
+    counted = {tenant: samples[f'{name}{{model="demo",tenant="{tenant}"}}'] for tenant in ("a", "b", "c", "other")}
+    assert counted == {"a": 1, "b": 2, "c": 1, "other": 2}
+
+
 def test_histograms_are_cumulative_and_end_with_the_count(store: MetricsStore) -> None:
     metrics = IngressMetrics("demo")
     for ttft_s in (0.001, 0.3, 0.3, 500.0):
