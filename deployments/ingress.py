@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.api import create_api
 from deployments.api_service import ApiService, ApiSettings
+from deployments.build_facts import ingress_build
 from deployments.failover import FailoverClient
 from deployments.keys import KeyRing
 from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
@@ -67,6 +68,7 @@ class Ingress:
         self._describe = worker.options(method_name="describe", _by_reference=False)
         context = serve.get_replica_context()
         self._metrics = IngressMetrics(settings.model_name, settings.tenants)
+        self._metrics.build(**ingress_build())
         self._actor, tokenizer = await asyncio.gather(
             asyncio.to_thread(get_or_create, context.app_name, settings.metrics_host, settings.metrics_port),
             asyncio.to_thread(_load_tokenizer, settings),

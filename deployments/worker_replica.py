@@ -15,6 +15,7 @@ from typing import Any
 from ray import serve
 from ray.serve.schema import ReplicaRank
 
+from deployments.build_facts import worker_info
 from deployments.engine_seam import import_builder
 from deployments.frames import Frame
 from deployments.live_options import options_at_start
@@ -78,6 +79,7 @@ class WorkerReplica:
             settings.target_queue_s,
             self._start_options,
             rank,
+            worker_info(config, self._facts),
         )
         self._is_running = False
         self._reporting = asyncio.create_task(self._reporter.run())

@@ -41,6 +41,8 @@ def _family(metric: Metric, all_series: list[Series]) -> MetricFamily:
     mine = [series for series in all_series if tuple(name for name, _ in series.labels) == metric.identity]
     if metric.kind is MetricKind.HISTOGRAM:
         return _histogram_family(metric, mine)
+    if metric.kind is MetricKind.INFO:
+        return _info_family(metric, mine)
     own_label = [metric.label] if metric.label is not None else []
     family_class = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
     family = family_class(metric.name, metric.help, labels=[*metric.identity, *own_label])
@@ -57,6 +59,16 @@ def _numbers(metric: Metric, series: Series) -> dict[str, float]:
     if metric.kind is MetricKind.COUNTER:
         return series.totals["counters"][metric.name]
     return {} if series.gauges is None else series.gauges[metric.name]
+
+
+def _info_family(metric: Metric, mine: list[Series]) -> GaugeMetricFamily:
+    """A gauge of 1: the text format knows no infos."""
+    family = GaugeMetricFamily(metric.name, metric.help, labels=[*metric.identity, *metric.info_labels])
+    for series in mine:
+        labels = series.infos.get(metric.name)
+        if labels:
+            family.add_metric([*(value for _, value in series.labels), *labels.values()], 1.0)
+    return family
 
 
 def _histogram_family(metric: Metric, mine: list[Series]) -> HistogramMetricFamily:

@@ -55,7 +55,8 @@ class Step:
         group.num_steps_passed_over = 0
         self.budget.add_tokens(size)
         self.outputs.num_prefill_tokens += size
-        self.record.prefill_chunks.append(ChunkRecord(group.request_id, seq.seq_id, start, end))
+        completes = not group.is_prefilling
+        self.record.prefill_chunks.append(ChunkRecord(group.request_id, seq.seq_id, start, end, completes))
 
     def end_group(self, group: SequenceGroup, status: SequenceStatus, error: str | None = None) -> None:
         """The group ends here. The caller has taken it out of its queue; its blocks go when the step is planned."""

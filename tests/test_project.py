@@ -142,7 +142,11 @@ def test_the_metrics_page_lists_every_metric_with_its_type_labels_and_meaning() 
     assert documented == {
         metric.name: (
             metric.kind.value,
-            [*metric.identity, *([metric.label, *metric.label_values] if metric.label else [])],
+            [
+                *metric.identity,
+                *([metric.label, *metric.label_values] if metric.label else []),
+                *metric.info_labels,
+            ],
             metric.help,
         )
         for metric in METRICS.values()
