@@ -54,7 +54,6 @@ class AnswerMeter:
         self._num_prompt_tokens = num_prompt_tokens
         self._first_s: float | None = None
         self._last_s: dict[int, float] = {}
-        self._num_tokens = 0
         self._is_finished = False
 
     def delivered(self, index: int, num_tokens: int) -> None:
@@ -68,7 +67,6 @@ class AnswerMeter:
         elif index in self._last_s:
             self._metrics.inter_token(now_s - self._last_s[index])
         self._last_s[index] = now_s
-        self._num_tokens += num_tokens
         self._metrics.tokens_delivered(num_tokens, self._tenant)
 
     def rejected(self, reason: str) -> None:
@@ -76,9 +74,9 @@ class AnswerMeter:
         if not self._last_s:
             self._metrics.request_rejected(reason, self._tenant)
 
-    def finished(self, finish_reason: str) -> EndedRequest | None:
+    def finished(self, finish_reason: str, num_generated_tokens: int) -> EndedRequest | None:
         """The first call counts, and returns what there is to tell: an answer that ended stays ended, whatever becomes
-        of its connection."""
+        of its connection. `num_generated_tokens` are those of all its answers, handed out or about to be."""
         if self._is_finished:
             return None
         self._is_finished = True
@@ -87,10 +85,10 @@ class AnswerMeter:
             finish_reason=finish_reason,
             tenant=self._tenant,
             num_prompt_tokens=self._num_prompt_tokens,
-            num_generated_tokens=self._num_tokens,
+            num_generated_tokens=num_generated_tokens,
             e2e_s=now_s - self.arrival_s,
             ttft_s=None if self._first_s is None else self._first_s - self.arrival_s,
         )
         self._metrics.request_finished(finish_reason, self._num_prompt_tokens, ended.e2e_s, self._tenant)
-        self._metrics.request_sizes(self._num_prompt_tokens, self._num_tokens, ended.time_per_token_s)
+        self._metrics.request_sizes(self._num_prompt_tokens, num_generated_tokens, ended.time_per_token_s)
         return ended

@@ -22,6 +22,7 @@ from deployments.protocol.messages import Message
 from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.protocol.sampling import check_token_ids, sampling_params
 from deployments.protocol.tools import Function
+from deployments.request_log import NO_LOG, RequestLog
 from deployments.tool_calls.chats import ChatForms
 from deployments.worker_client import WorkerClient
 from worker.text import ChatTemplateError, Tokenizer
@@ -75,6 +76,7 @@ class ApiService:
         is_ready: Callable[[], Awaitable[bool]],
         metrics_text: Callable[[], Awaitable[str]],
         is_any_worker: Callable[[], bool] = lambda: True,
+        request_log: RequestLog = NO_LOG,
     ) -> None:
         self.tokenizer = tokenizer
         self.settings = settings
@@ -82,7 +84,7 @@ class ApiService:
         self.count_rejection = metrics.request_rejected
         self.admission = Admission(settings.max_open_requests, metrics.request_rejected, is_any_worker)
         self._is_ready = is_ready
-        self._runner = AnswerRunner(client, self.admission)
+        self._runner = AnswerRunner(client, self.admission, request_log)
         self._metrics = metrics
         self.chats = ChatForms(tokenizer, settings.tool_call_parser, settings.reasoning_parser)
         self.grammars = grammar_checks(tokenizer, settings.vocab_size)

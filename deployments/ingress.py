@@ -22,6 +22,7 @@ from deployments.keys import KeyRing
 from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
 from deployments.model_facts import ModelFacts
 from deployments.readiness import ReadyProbe
+from deployments.request_log import open_request_log
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
 from monitoring.ingress_metrics import IngressMetrics
@@ -48,6 +49,8 @@ class IngressSettings:
     reasoning_parser: str
     metrics_host: str
     metrics_port: int
+    vllm_metric_names: bool
+    request_log: str | None
     timeouts: ClientTimeouts
     max_n: int
     most_urgent_priority: int
@@ -69,8 +72,15 @@ class Ingress:
         context = serve.get_replica_context()
         self._metrics = IngressMetrics(settings.model_name, settings.tenants)
         self._metrics.build(**ingress_build())
+        self._request_log = open_request_log(settings.request_log, settings.model_name)
         self._actor, tokenizer = await asyncio.gather(
-            asyncio.to_thread(get_or_create, context.app_name, settings.metrics_host, settings.metrics_port),
+            asyncio.to_thread(
+                get_or_create,
+                context.app_name,
+                settings.metrics_host,
+                settings.metrics_port,
+                with_vllm_names=settings.vllm_metric_names,
+            ),
             asyncio.to_thread(_load_tokenizer, settings),
         )
         facts: ModelFacts = await self._describe.remote()
@@ -102,6 +112,7 @@ class Ingress:
             is_ready=ReadyProbe(ROUTER_STATE.running_ids, self._ask_worker).is_ready,
             metrics_text=self._metrics_text,
             is_any_worker=ROUTER_STATE.has_running,
+            request_log=self._request_log,
         )
         self._cors_origins = settings.cors_origins
         self._service.grammars.warm_up()
@@ -145,6 +156,7 @@ class Ingress:
             self._reporter.cancel()
             self._pusher.say_goodbye()
             self._service.grammars.close()
+            self._request_log.close()
 
 
 def _prefix_keys(settings: IngressSettings, facts: ModelFacts) -> PrefixKeys | None:

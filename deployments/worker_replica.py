@@ -39,6 +39,7 @@ class WorkerSettings:
     model_name: str
     metrics_host: str
     metrics_port: int
+    vllm_metric_names: bool
     step_timeout_s: float
     stop_timeout_s: float
     engine_builder: str
@@ -69,7 +70,13 @@ class WorkerReplica:
             engine_loop.limits, settings.max_queued_tokens, settings.max_queued_requests
         )
         self._service.apply(self._start_options)
-        make_actor = partial(get_or_create, context.app_name, settings.metrics_host, settings.metrics_port)
+        make_actor = partial(
+            get_or_create,
+            context.app_name,
+            settings.metrics_host,
+            settings.metrics_port,
+            with_vllm_names=settings.vllm_metric_names,
+        )
         self._reporter = WorkerReporter(
             self._service,
             engine_loop,

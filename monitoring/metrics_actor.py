@@ -16,7 +16,7 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from monitoring.accumulator import Snapshot
-from monitoring.exposition import registry_of, render
+from monitoring.exposition import StoreCollector, registry_of, render
 from monitoring.metrics_store import Inheritance, MetricsStore
 
 logger = logging.getLogger(__name__)
@@ -28,9 +28,10 @@ _HEAD_RESOURCE = "node:__internal_head__"
 class MetricsActor:
     """The store behind remote calls. `port` 0 opens no scrape port; the ingress's `/metrics` works either way."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, with_vllm_names: bool = False) -> None:
         self._store = MetricsStore(time.monotonic)
-        self._registry = registry_of(self._store)
+        self._collector = StoreCollector(self._store, with_vllm_names=with_vllm_names)
+        self._registry = registry_of(self._collector)
         self._address: tuple[str, int] | None = None
         self._server: tuple[WSGIServer, Thread] | None = None
         self.listen(host, port)
@@ -43,6 +44,9 @@ class MetricsActor:
 
     def render(self) -> str:
         return render(self._registry)
+
+    def show_vllm_names(self, *, is_wanted: bool) -> None:
+        self._collector.with_vllm_names = is_wanted
 
     def listen(self, host: str, port: int) -> bool:
         """Serve scrapes at this address and no other. False: there is no scrape port, by wish or because the
@@ -80,10 +84,10 @@ def actor_name(app_name: str) -> str:
     return f"stallfree-metrics-{app_name}"
 
 
-def get_or_create(app_name: str, host: str, port: int) -> ActorHandle[Any]:
+def get_or_create(app_name: str, host: str, port: int, *, with_vllm_names: bool = False) -> ActorHandle[Any]:
     """The application's metrics actor, on the head node if that has room for it (its scrape port should stay put).
 
-    Any number of processes may call this at once; all get the same actor. The last caller's address holds."""
+    Any number of processes may call this at once; all get the same actor. The last caller's options hold."""
     options: dict[str, Any] = {
         "name": actor_name(app_name),
         "namespace": NAMESPACE,
@@ -96,8 +100,12 @@ def get_or_create(app_name: str, host: str, port: int) -> ActorHandle[Any]:
     if head_node_id is not None:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(head_node_id, soft=True)
     actor_class: Any = ray.remote(MetricsActor)
-    actor: ActorHandle[Any] = actor_class.options(**options).remote(host, port)
-    actor.listen.remote(host, port)  # an actor that was there already may listen elsewhere
+    actor: ActorHandle[Any] = actor_class.options(**options).remote(
+        host, port, with_vllm_names=with_vllm_names
+    )
+    # An actor that was there already may listen elsewhere.
+    actor.listen.remote(host, port)
+    actor.show_vllm_names.remote(is_wanted=with_vllm_names)
     return actor
 
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.accumulator import Snapshot
-from monitoring.exposition import registry_of, render
+from monitoring.exposition import StoreCollector, registry_of, render
 from monitoring.ingress_metrics import IngressMetrics
 from monitoring.metrics_store import MAX_DEAD_REPORTS, MAX_LABEL_SETS, SILENT_AFTER_S, MetricsStore
 from monitoring.table import METRICS
@@ -39,7 +39,7 @@ def store(clock: FakeClock) -> MetricsStore:
 def scrape(store: MetricsStore) -> dict[str, float]:
     """Every sample of the scraped text by its series, for example `stallfree_worker_up{model="demo",worker="0"}`."""
     samples: dict[str, float] = {}
-    for family in text_string_to_metric_families(render(registry_of(store))):
+    for family in text_string_to_metric_families(render(registry_of(StoreCollector(store)))):
         for sample in family.samples:
             labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
             series = f"{sample.name}{{{labels}}}"
@@ -293,7 +293,7 @@ def test_histograms_are_cumulative_and_end_with_the_count(store: MetricsStore) -
 def test_a_model_name_with_quotes_and_newlines_is_escaped(store: MetricsStore) -> None:
     model = 'a"b\\c\nd'
     store.push("ingress", "1", ingress_snapshot(2, model=model))
-    families = text_string_to_metric_families(render(registry_of(store)))
+    families = text_string_to_metric_families(render(registry_of(StoreCollector(store))))
     models = {sample.labels["model"] for family in families for sample in family.samples}
     assert models == {model}
 
@@ -330,7 +330,7 @@ def test_a_scrape_of_sixteen_workers_and_a_hundred_tenants_is_small_and_quick(
         store.push("ingress-a", f"life {life}", metrics.snapshot())
         store.push("ingress-b", f"life {life}", metrics.snapshot())
         clock.now += SILENT_AFTER_S + 1
-    registry = registry_of(store)
+    registry = registry_of(StoreCollector(store))
     took_s = min(timeit.repeat(lambda: render(registry), number=1, repeat=5))
     text = render(registry)
     print(f"{len(text)} bytes, {len(text.splitlines())} lines, {took_s * 1e3:.1f} ms")
@@ -342,7 +342,7 @@ def test_a_scrape_of_sixteen_workers_and_a_hundred_tenants_is_small_and_quick(
 def test_every_label_in_a_scrape_is_a_model_a_rank_a_bucket_or_of_a_closed_set(store: MetricsStore) -> None:
     store.push("some replica id", "some epoch", ingress_snapshot(1))
     store.push("worker-0", "some epoch", worker_snapshot(1))
-    text = render(registry_of(store))
+    text = render(registry_of(StoreCollector(store)))
     assert "some replica id" not in text
     assert "some epoch" not in text
     for family in text_string_to_metric_families(text):
@@ -362,7 +362,7 @@ def test_promtool_finds_nothing_to_say(store: MetricsStore, *, has_reports: bool
     if has_reports:
         store.push("ingress", "1", ingress_snapshot(3))
         store.push("worker-0", "1", worker_snapshot(2))
-    text = render(registry_of(store))
+    text = render(registry_of(StoreCollector(store)))
     result = subprocess.run(
         ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
     )
