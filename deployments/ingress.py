@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.api import create_api
@@ -21,6 +22,7 @@ from deployments.failover import FailoverClient
 from deployments.keys import KeyRing
 from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
 from deployments.model_facts import ModelFacts
+from deployments.protocol.errors import unavailable
 from deployments.readiness import ReadyProbe
 from deployments.request_log import open_request_log
 from deployments.router_state import ROUTER_STATE
@@ -140,9 +142,12 @@ class Ingress:
             response.cancel()  # type: ignore[no-untyped-call]
 
     async def _metrics_text(self) -> str:
-        """All metrics of the application; those of this replica as they are now."""
+        """All metrics of the application; those of this replica as they are now. Raises ApiError."""
         await self._pusher.push(self._metrics.snapshot())
-        text: str = await self._actor.render.remote()
+        try:
+            text: str = await self._actor.render.remote()
+        except RayActorError as error:
+            raise unavailable("the metrics actor is starting again") from error
         return text
 
     async def _report_metrics(self) -> None:
