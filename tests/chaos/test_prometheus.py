@@ -43,14 +43,14 @@ ENGINE_OPTIONS = {
     "num_host_blocks": 24,
     "max_model_len": 600,
     "preemption_mode": "swap",
-    "max_queued_requests": 12,
+    "max_queued_requests": 6,
     "target_itl_ms": 60.0,
 }
 TENANT_OPTIONS = {"tenant_header": "x-tenant", "tenant_weights": "alpha=1,beta=2"}
 #: long enough that the processors have time for the clients, whose times are compared
 STEP_MS = 40
 #: requests at once that fill the pools
-NUM_CALM = 6
+NUM_CALM = 8
 #: what a panel can be empty without, and what below causes it
 EVENTS = {"a queue": "overload", "a preemption by swap": "overload"}
 UP_AGAIN_TIMEOUT_S = 60.0
@@ -70,7 +70,7 @@ class Run:
     streams: list[Stream] = field(default_factory=list)
 
 
-def mixed_bodies(num: int, first: int, max_tokens: int = 40) -> list[dict[str, Any]]:
+def mixed_bodies(num: int, first: int, max_tokens: int = 30) -> list[dict[str, Any]]:
     """Short and long prompts, half of which begin alike."""
     prompts = [[7 + i % 2 * (13 + first + i)] + [7, 9] * (10 + 40 * (i % 4)) + [20 + first + i] for i in range(num)]
     return [body(prompt, max_tokens + i % 9, temperature=i % 2) for i, prompt in enumerate(prompts)]
@@ -108,7 +108,7 @@ def kill_a_worker(server: ChaosServer) -> list[Stream]:
     pids = server.worker_pids()
 
     async def scenario() -> list[Stream]:
-        asking = asyncio.create_task(ask_all(server.url, mixed_bodies(8, 150, max_tokens=60)))
+        asking = asyncio.create_task(ask_all(server.url, mixed_bodies(6, 150, max_tokens=50)))
         await asyncio.sleep(0.7)
         os.kill(pids[0], signal.SIGKILL)
         return await asking
@@ -122,7 +122,7 @@ def kill_a_worker(server: ChaosServer) -> list[Stream]:
 
 def kill_the_actor(server: ChaosServer) -> list[Stream]:
     async def scenario() -> list[Stream]:
-        asking = asyncio.create_task(ask_all(server.url, mixed_bodies(8, 180)))
+        asking = asyncio.create_task(ask_all(server.url, mixed_bodies(4, 180, max_tokens=20)))
         await asyncio.sleep(0.7)
         ray.kill(ray.get_actor(actor_name(APP_NAME), namespace=NAMESPACE), no_restart=False)
         return await asking
@@ -138,9 +138,9 @@ def run(paced_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with prometheus(folder, f"127.0.0.1:{port}") as asked, chaos_server(args, paced_environment(STEP_MS)) as server:
         wait_until(lambda: len(asked.newest("stallfree_worker_up == 1")) == 2, UP_AGAIN_TIMEOUT_S)
         first = settled_scrape(server)
-        calm_streams = asyncio.run(ask_all(server.url, mixed_bodies(24, 0), num_at_once=NUM_CALM))
+        calm_streams = asyncio.run(ask_all(server.url, mixed_bodies(16, 0), num_at_once=NUM_CALM))
         after_calm = settled_scrape(server)
-        streams = asyncio.run(as_tenants(server.url, mixed_bodies(80, 60)))
+        streams = asyncio.run(as_tenants(server.url, mixed_bodies(44, 60, max_tokens=20)))
         streams += kill_a_worker(server)
         streams += kill_the_actor(server)
         last = settled_scrape(server)
