@@ -1,6 +1,7 @@
 """How a route answers once its jobs are made: whole or as a stream, and what it asks of `app.state`."""
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 from fastapi import Request
 from starlette.responses import Response
@@ -25,6 +26,17 @@ def service_of(request: Request) -> ApiService:
 async def whole(request: Request, service: ApiService, jobs: list[Job]) -> list[Delta]:
     """All answers, by index. Raises ClientGoneError if the client leaves meanwhile."""
     return await unless_disconnected(request.receive, whole_answers(service.run(jobs)))
+
+
+async def told(request: Request, service: ApiService, jobs: list[Job], take: Callable[[Delta], object]) -> None:
+    """Gives `take` each delta as it comes, to the end of all answers. Raises ClientGoneError as above."""
+
+    async def follow() -> None:
+        async with aclosing(service.run(jobs)) as deltas:
+            async for delta in deltas:
+                take(delta)
+
+    await unless_disconnected(request.receive, follow())
 
 
 def streamed(service: ApiService, jobs: list[Job], rendering: StreamRendering) -> Response:

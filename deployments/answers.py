@@ -6,7 +6,7 @@ Owns text, stop strings, token counts and finish reasons of a choice. Knows neit
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -55,6 +55,8 @@ class TextOptions:
     include_stop_str: bool = False
     skip_special_tokens: bool = True
     min_tokens: int = 0
+    #: made for each answer; told of all its text, it says when the answer is over, as a stop string does
+    until: Callable[[], Callable[[str], bool]] | None = None
 
 
 class Answer:
@@ -68,11 +70,12 @@ class Answer:
         self.index = index
         self.num_tokens = 0
         self.finish_reason: str | None = None
-        self.is_stopped_by_string = False
+        self.is_stopped_here = False
         self._options = options
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, options.skip_special_tokens)
         self._stop_strings = StopStrings(list(options.stop), options.include_stop_str)
+        self._is_over_after = None if options.until is None else options.until()
         self._text = prefix
         self._num_chars = len(prefix)
         self._num_unsent_tokens = 0
@@ -110,16 +113,18 @@ class Answer:
             self._unsent_logprobs.append(TokenLogprob(token_id, event.logprobs[position], self._num_chars))
 
     def _add_text(self, text: str) -> bool:
-        """Whether a stop string completed, which ends the answer."""
+        """Whether it ends the answer: a stop string completed, or nothing more is wanted."""
         self._num_chars += len(text)
         if self.num_tokens < self._options.min_tokens:
             self._text += text
             return False
         safe, is_stopped = self._stop_strings.push(text)
         self._text += safe
+        if not is_stopped and safe and self._is_over_after is not None:
+            is_stopped = self._is_over_after(safe)
         if is_stopped:
             self.finish_reason = "stop"
-            self.is_stopped_by_string = True
+            self.is_stopped_here = True
         return is_stopped
 
     def _end(self, finish_reason: str) -> None:
@@ -165,7 +170,7 @@ async def follow(
                             yield delta
                         if answer.finish_reason is not None:
                             num_open -= 1
-                            if answer.is_stopped_by_string:
+                            if answer.is_stopped_here:
                                 # Beside the stream: the other answers go on meanwhile.
                                 told.append(asyncio.create_task(_finish(client, request, event.index, answer)))
                             if num_open == 0:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from deployments import openapi_routes
+from deployments import dashboard_routes, openapi_routes
 from deployments.admission import AdmissionGate
 from deployments.answer_meter import ApiMetrics
 from deployments.answer_runs import Job
@@ -129,6 +129,7 @@ def create_api(cors_origins: Collection[str] = (), *, behind_serve: bool = False
     app.include_router(messages_routes.router)
     app.include_router(responses_routes.router)
     app.include_router(openapi_routes.router)
+    app.include_router(dashboard_routes.router)
     return app
 
 

@@ -24,6 +24,7 @@ from deployments.protocol.sampling import check_token_ids, sampling_params
 from deployments.protocol.tools import Function
 from deployments.request_log import NO_LOG, RequestLog
 from deployments.tool_calls.chats import ChatForms
+from deployments.tool_calls.first_call import until_first_call
 from deployments.worker_client import WorkerClient
 from worker.text import ChatTemplateError, Tokenizer
 from worker.types import EngineRequest, GrammarSpec
@@ -63,8 +64,8 @@ class ApiSettings:
 
 
 class ApiService:
-    """What the routes of one ingress use. `is_ready`, `is_any_worker` (without asking anybody) and `metrics_text` come
-    from whoever knows the cluster."""
+    """What the routes of one ingress use. `is_ready`, `is_any_worker` (without asking anybody), `metrics_text` and
+    `dashboard_data` come from whoever knows the cluster."""
 
     def __init__(
         self,
@@ -75,12 +76,14 @@ class ApiService:
         *,
         is_ready: Callable[[], Awaitable[bool]],
         metrics_text: Callable[[], Awaitable[str]],
+        dashboard_data: Callable[[int, str], Awaitable[Mapping[str, Any]]],
         is_any_worker: Callable[[], bool] = lambda: True,
         request_log: RequestLog = NO_LOG,
     ) -> None:
         self.tokenizer = tokenizer
         self.settings = settings
         self.metrics_text = metrics_text
+        self.dashboard_data = dashboard_data
         self.count_rejection = metrics.request_rejected
         self.admission = Admission(settings.max_open_requests, metrics.request_rejected, is_any_worker)
         self._is_ready = is_ready
@@ -121,7 +124,7 @@ class ApiService:
         forced = self.chats.forced_grammar(request)
         await check_grammar(self.grammars, request.grammar if forced is None else (forced, "tool_choice"))
         token_ids = await self.chat_ids(
-            request.messages, request.offered_functions, template_kwargs=request.chat_template_kwargs
+            request.messages, request.offered_functions, template_kwargs=request.template_arguments
         )
         meter = AnswerMeter(self._metrics, arrival_s, len(token_ids), caller.tenant)
         job = self._job(
@@ -134,6 +137,7 @@ class ApiService:
             caller,
             forced_grammar=forced,
             shows_special_tokens=self.chats.shows_special_tokens(request),
+            until=until_first_call(self.chats.parts(request, token_ids)),
         )
         return [job]
 
@@ -147,13 +151,12 @@ class ApiService:
     ) -> list[int]:
         """The prompt of a conversation with these functions to call."""
         plain, options = self.chats.prompt(messages, functions)
-        num_chars = sum(len(message.content) for message in messages) + len(str(options))
         try:
-            token_ids = await self.off_loop(
-                num_chars,
+            # Off the loop however short it is: how long a template takes is the template's matter.
+            token_ids = await asyncio.to_thread(
                 lambda: self.tokenizer.encode_chat(
                     plain, add_generation_prompt=add_generation_prompt, **options, **(template_kwargs or {})
-                ),
+                )
             )
         except ChatTemplateError as error:
             raise bad_request(f"messages: {error}", "messages") from error
@@ -178,6 +181,7 @@ class ApiService:
         *,
         forced_grammar: GrammarSpec | None = None,
         shows_special_tokens: bool = False,
+        until: Callable[[], Callable[[str], bool]] | None = None,
     ) -> Job:
         """Choices are numbered prompt after prompt. `prefix` is text that comes before each answer."""
         settings = self.settings
@@ -196,6 +200,7 @@ class ApiService:
             include_stop_str=bool(request.include_stop_str_in_output),
             skip_special_tokens=request.skip_special_tokens is not False and not shows_special_tokens,
             min_tokens=params.min_tokens,
+            until=until,
         )
         first = prompt_index * params.n
         return Job(

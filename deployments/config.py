@@ -18,7 +18,7 @@ from worker.tenant_weights import parse_tenant_weights
 
 #: Ray's processes: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it).
 #: Serve's: the proxy reaches the ingress over gRPC and routes on its own loop, which costs less processor time a chunk;
-#: request logs go to files alone, many lines at a time
+#: request logs go to files alone, many lines at a time; headers that the proxy cannot read never reach it
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -26,6 +26,7 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.proxy_headers.middlewares",
 }
 #: in place of the option, which others on the machine can read
 PREFIX_CACHE_SECRET_VARIABLE = "STALLFREE_PREFIX_CACHE_SECRET"

@@ -59,8 +59,8 @@ def _type(schema: dict[str, Any]) -> str:
     """A type in a few words."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
-    if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_type(choice) for choice in schema["anyOf"]))
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(dict.fromkeys(_type(choice) for choice in choices))
     if "enum" in schema:
         return ", ".join(str(value) for value in schema["enum"])
     if "const" in schema:

@@ -28,7 +28,7 @@ from deployments.request_log import open_request_log
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
 from monitoring.ingress_metrics import IngressMetrics
-from monitoring.metrics_actor import get_or_create
+from monitoring.metrics_actor import DashboardData, get_or_create
 from worker.prefix_keys import PrefixKeys
 from worker.text import Tokenizer
 from worker.weights import resolve_model
@@ -113,6 +113,7 @@ class Ingress:
             self._metrics,
             is_ready=ReadyProbe(ROUTER_STATE.running_ids, self._ask_worker).is_ready,
             metrics_text=self._metrics_text,
+            dashboard_data=self._dashboard_data,
             is_any_worker=ROUTER_STATE.has_running,
             request_log=self._request_log,
         )
@@ -149,6 +150,10 @@ class Ingress:
         except RayActorError as error:
             raise unavailable("the metrics actor is starting again") from error
         return text
+
+    async def _dashboard_data(self, cursor: int, store_id: str) -> DashboardData:
+        data: DashboardData = await self._actor.dashboard.remote(cursor, store_id)
+        return data
 
     async def _report_metrics(self) -> None:
         while True:

@@ -14,8 +14,8 @@ from deployments.tenants import tenant_of
 if TYPE_CHECKING:
     from deployments.api_service import ApiSettings
 
-#: whole paths, for probes; whatever is not named here wants a key
-OPEN_ROUTES = frozenset({"/health", "/ready"})
+#: whole paths, for probes, and a page without data; whatever is not named here wants a key
+OPEN_ROUTES = frozenset({"/health", "/ready", "/dashboard"})
 _SCHEME = "bearer "
 
 

@@ -1,4 +1,4 @@
-"""`MetricsPusher`: sends one process's cumulative totals to the metrics actor.
+"""`MetricsPusher`: sends one process's cumulative totals, and a worker's steps, to the metrics actor.
 
 Owns the source's name and epoch, what the actor wants to be reminded of, and the rule that metrics never disturb
 serving. Does not know what is counted, nor when to push.
@@ -7,10 +7,13 @@ serving. Does not know what is counted, nor when to push.
 import asyncio
 import logging
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from monitoring.accumulator import Snapshot
 from monitoring.metrics_store import Inheritance
+from monitoring.step_feed import Row
 
 logger = logging.getLogger(__name__)
 
@@ -28,21 +31,29 @@ class MetricsPusher:
         self._source = source
         self._epoch = uuid.uuid4().hex
         self._inheritance: Inheritance | None = None
-        self._is_failing = False
+        self._failing: set[str] = set()
 
     async def push(self, snapshot: Snapshot) -> None:
         """A failure is logged when it begins, never raised."""
+        async with self._delivery("metrics"):
+            self._inheritance = await self._actor.push.remote(self._source, self._epoch, snapshot, self._inheritance)
+
+    async def push_steps(self, worker: str, rows: list[Row]) -> None:
+        """As `push`. Rows that are not delivered are lost: the page has a gap."""
+        async with self._delivery("steps"):
+            await self._actor.push_steps.remote(worker, rows)
+
+    @asynccontextmanager
+    async def _delivery(self, what: str) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(_PUSH_TIMEOUT_S):
-                self._inheritance = await self._actor.push.remote(
-                    self._source, self._epoch, snapshot, self._inheritance
-                )
+                yield
         except Exception as error:
-            if not self._is_failing:
-                logger.warning("metrics of %s are not delivered: %r", self._source, error)
-            self._is_failing = True
+            if what not in self._failing:
+                logger.warning("%s of %s are not delivered: %r", what, self._source, error)
+            self._failing.add(what)
         else:
-            self._is_failing = False
+            self._failing.discard(what)
 
     def say_goodbye(self) -> None:
         """This process ends on purpose: its gauges go. Does not wait, as the process is ending."""

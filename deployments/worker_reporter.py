@@ -6,6 +6,7 @@ down. Knows no options and no Serve.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from deployments.model_facts import ModelFacts
 from deployments.scaling import WorkerReport
 from deployments.worker_service import WorkerDeadError, WorkerService
 from monitoring.accumulator import Snapshot
+from monitoring.step_feed import Row, rows_of
 from monitoring.worker_metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class WorkerReporter:
         self._target_queue_s = target_queue_s
         self._info = info
         self._metrics: WorkerMetrics | None = None
+        self._last_shown_step_id = -1
         #: these three may change at any time
         self.options = options
         self.rank = rank
@@ -79,7 +82,20 @@ class WorkerReporter:
             await asyncio.sleep(PUSH_PERIOD_S)
             return
         await pusher.push(self._snapshot())
+        if rows := self._new_rows():
+            await pusher.push_steps(str(self.rank), rows)
         await self._next_report()
+
+    def _new_rows(self) -> list[Row]:
+        """Of the steps that have ended since the last call."""
+        records = [
+            record
+            for record in self._engine_loop.records_since(self._last_shown_step_id)
+            if record.duration_s is not None
+        ]
+        if records:
+            self._last_shown_step_id = records[-1].step_id
+        return rows_of(records, time.monotonic())
 
     def _count_from_zero(self) -> None:
         """What was counted under another rank stays with it."""

@@ -1,4 +1,4 @@
-"""The named Ray actor that keeps an application's metrics, and its scrape port.
+"""The named Ray actor that keeps an application's metrics and newest steps, and its scrape port.
 
 It outlives the workers and ingress replicas that push to it. Knows nothing of what they do.
 """
@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from threading import Thread
-from typing import Any
+from typing import Any, TypedDict
 from wsgiref.simple_server import WSGIServer
 
 import ray
@@ -16,13 +16,23 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from monitoring.accumulator import Snapshot
+from monitoring.dashboard_data import NowView, now_view
 from monitoring.exposition import StoreCollector, registry_of, render
 from monitoring.metrics_store import Inheritance, MetricsStore
+from monitoring.step_feed import Row, StepBatch, StepFeed
 
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "serve"
 _HEAD_RESOURCE = "node:__internal_head__"
+
+
+class DashboardData(TypedDict):
+    """`now_ms` is on the clock of the steps' `ended_ms`."""
+
+    now_ms: float
+    now: NowView
+    steps: StepBatch
 
 
 class MetricsActor:
@@ -32,12 +42,21 @@ class MetricsActor:
         self._store = MetricsStore(time.monotonic)
         self._collector = StoreCollector(self._store, with_vllm_names=with_vllm_names)
         self._registry = registry_of(self._collector)
+        self._steps = StepFeed()
         self._address: tuple[str, int] | None = None
         self._server: tuple[WSGIServer, Thread] | None = None
         self.listen(host, port)
 
     def push(self, source: str, epoch: str, snapshot: Snapshot, inheritance: Inheritance | None = None) -> Inheritance:
         return self._store.push(source, epoch, snapshot, inheritance)
+
+    def push_steps(self, worker: str, rows: list[Row]) -> None:
+        self._steps.add(worker, rows, time.monotonic() * 1e3)
+
+    def dashboard(self, cursor: int, store_id: str) -> DashboardData:
+        """What the page at `/dashboard` draws. The arguments are those of the last answer's `steps`, or 0 and ""."""
+        steps = self._steps.since(cursor, store_id)
+        return {"now_ms": round(time.monotonic() * 1e3, 1), "now": now_view(self._store), "steps": steps}
 
     def drop(self, source: str, epoch: str | None = None) -> None:
         self._store.drop(source, epoch)

@@ -46,6 +46,7 @@ class Api:
             self.metrics,
             is_ready=self._is_ready,
             metrics_text=self._metrics_text,
+            dashboard_data=self._dashboard_data,
             is_any_worker=lambda: self.are_workers_running,
             request_log=self.request_log,
         )
@@ -55,6 +56,9 @@ class Api:
 
     async def _metrics_text(self) -> str:
         return "# HELP a b\n"
+
+    async def _dashboard_data(self, cursor: int, store: str) -> dict[str, Any]:
+        return {}
 
     def transport(self) -> httpx.ASGITransport:
         return httpx.ASGITransport(self.app, raise_app_exceptions=False)

@@ -1,7 +1,7 @@
 """A small engine at the seam of `deployments.engine_seam`: no model, deterministic tokens, adjustable steps.
 
-The first prompt token may ask for a special behaviour (`DIE`, `HANG`, `PID`); any other prompt is answered with
-tokens that depend on the prompt, the sample and the position alone.
+The first prompt token may ask for a special behaviour (`DIE`, `HANG`, `PID`, `PRIORITY`); any other prompt is answered
+with tokens that depend on the prompt, the sample and the position alone.
 """
 
 import os
@@ -32,6 +32,9 @@ HANG_S = 1.5
 PID = 503
 #: refused, as a prompt that can never fit
 NEVER_FITS = 504
+#: the first token of the answer is the request's priority above `PRIORITY_BASE`
+PRIORITY = 505
+PRIORITY_BASE = 100
 
 
 def expected_tokens(prompt_token_ids: list[int], num_tokens: int, index: int = 0) -> list[int]:
@@ -175,6 +178,8 @@ class FakeLoop:
         token_id = expected_tokens(prompt, position + 1, index)[position]
         if position == 0 and prompt[0] == PID:
             token_id = os.getpid()
+        if position == 0 and prompt[0] == PRIORITY:
+            token_id = PRIORITY_BASE + held.request.priority
         output.append(token_id)
         event = TokenEvent(held.request.request_id, index, [token_id])
         if len(output) >= held.request.params.max_tokens:

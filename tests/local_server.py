@@ -64,6 +64,7 @@ def serving_in_process(config: EngineConfig) -> Iterator[LocalServer]:
             CountedMetrics(),
             is_ready=_yes,
             metrics_text=_nothing,
+            dashboard_data=_no_data,
         )
         server.config.app = api
         await server.serve()
@@ -99,6 +100,10 @@ def _wait_for(server: uvicorn.Server, thread: threading.Thread) -> None:
 
 async def _yes() -> bool:
     return True
+
+
+async def _no_data(cursor: int, store: str) -> dict[str, object]:
+    return {}
 
 
 async def _nothing() -> str:

@@ -161,6 +161,38 @@ def test_a_count_without_bound_is_refused_before_anything_is_made(
     assert api.complete().status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [
+        ("max_tokens", "9" * 5000),
+        ("max_tokens", "-" + "9" * 5000),
+        ("max_tokens", "9" * 4300),
+        ("seed", "1" + "0" * 308),
+        ("temperature", "1e999"),
+        ("temperature", "1" * 220 + "e99"),
+        ("logit_bias.5", "1e400"),
+        ("unknown", "9" * 5000),
+    ],
+)
+def test_a_number_of_thousands_of_digits_is_refused_by_the_name_of_its_field(field: str, number: str) -> None:
+    api = answering("the")
+    value = f'{{"5": {number}}}' if "." in field else number
+    body = f'{{"model": "{MODEL}", "prompt": "a", "{field.partition(".")[0]}": {value}}}'
+    response = api.post("/v1/completions", content=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, field)
+    assert error["message"] == f"{field}: the number has more than 308 digits"
+    assert not api.worker.requests
+
+
+def test_digits_in_texts_are_no_number_and_what_is_no_json_number_is_refused() -> None:
+    api = answering("the", settings={"max_model_len": 16384})
+    assert api.complete(prompt="9" * 5000 + " 1e999").status_code == 200
+    for constant in ("NaN", "Infinity", "-Infinity"):
+        refused = api.post("/v1/completions", content=f'{{"model": "{MODEL}", "prompt": "a", "x": {constant}}}')
+        assert (refused.status_code, refused.json()["error"]["message"]) == (400, "the body is not valid JSON")
+
+
 def test_nothing_that_a_client_sends_becomes_a_label() -> None:
     metrics = IngressMetrics(MODEL)
     api = answering("the cat")

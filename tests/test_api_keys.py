@@ -19,7 +19,7 @@ KEYS = KeyRing.parse(
         ]
     )
 )
-OPEN_ROUTES = {"/health", "/ready"}
+OPEN_ROUTES = {"/health", "/ready", "/dashboard"}
 
 
 def guarded(**settings: Any) -> Api:

@@ -62,6 +62,29 @@ def test_a_call_that_was_cut_finishes_with_length() -> None:
     assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"')
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_parallel_calls_an_answer_ends_with_its_first_call(stream: bool) -> None:
+    api = calling("I look.\n" + CALL * 3)
+    asked = api.chat(tools=TOOLS, parallel_tool_calls=False, stream=stream, logprobs=True)
+    if stream:
+        choices = [event["choices"][0] for event in stream_events(asked)[:-1]]
+        calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
+        assert json.loads("".join(call["function"]["arguments"] for call in calls)) == {"zone": "Paris"}
+        finish_reason = choices[-1]["finish_reason"]
+    else:
+        answer = asked.json()
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"zone": "Paris"}
+        finish_reason = answer["choices"][0]["finish_reason"]
+        assert answer["usage"]["completion_tokens"] < len(api.worker.answer_ids) / 2
+        assert len(answer["choices"][0]["logprobs"]["content"]) == answer["usage"]["completion_tokens"]
+    assert finish_reason == "tool_calls"
+    # The worker is told, and makes no more of it.
+    ((request_id, _, num_tokens),) = api.worker.finished
+    assert request_id == api.worker.requests[0].request_id
+    assert num_tokens < len(api.worker.answer_ids) / 2
+
+
 @pytest.mark.parametrize("fields", [{}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}])
 def test_without_tools_a_call_is_text(fields: dict[str, Any]) -> None:
     api = calling()

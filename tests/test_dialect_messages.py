@@ -141,10 +141,16 @@ def test_system_and_blocks_are_the_chat_that_they_mean() -> None:
         ({"stop_sequences": ["a"] * 100_000}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": "a"}, "stop_sequences"),
-        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]},
+         "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_an_error_object_of_anthropics(fields: dict[str, Any], words: str) -> None:
     api = answering("the")
     for stream in (False, True):

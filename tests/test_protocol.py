@@ -74,6 +74,16 @@ WRONG_FOR_BOTH: list[tuple[str, Any]] = [
     ("functions", [{}]),
     ("suffix", "x"),
     ("chat_template", "{{ messages }}"),
+    ("web_search_options", {}),
+    ("moderation", {"model": "m"}),
+    ("add_generation_prompt", False),
+    ("continue_final_message", True),
+    ("documents", [{"text": "a"}]),
+    ("truncate_prompt_tokens", 5),
+    ("allowed_token_ids", [5]),
+    ("bad_words", ["a"]),
+    ("logits_processors", ["a.b"]),
+    ("prompt_embeds", "a"),
     *(("prompt_logprobs", value) for value in (-1, 21, "1", True)),
 ]
 WRONG_FOR_COMPLETION: list[tuple[str, Any]] = [
@@ -86,6 +96,7 @@ WRONG_FOR_CHAT: list[tuple[str, Any]] = [
     *(("logprobs", value) for value in (1, "true")),
     *(("top_logprobs", value) for value in (-1, 21, "1")),
     *(("max_completion_tokens", value) for value in (0, -1, "5")),
+    *(("reasoning_effort", value) for value in (5, "x" * 33)),
     ("max_tokens", 0),
     *(("chat_template_kwargs", value) for value in (5, "x", [], {"messages": []}, {"chat_template": "x"})),
 ]

@@ -5,9 +5,12 @@ from typing import Any
 
 import httpx
 import pytest
-from ray.serve._private.http_util import RequestIdMiddleware
+from ray.serve._private.http_util import RequestIdMiddleware, validate_http_proxy_callback_return
+from ray.serve._private.utils import call_function_from_import_path
 
+from deployments.config import RAY_ENVIRONMENT
 from deployments.ingress import Ingress
+from deployments.proxy_headers import middlewares
 from tests.api_client import MODEL, Api, answering
 
 MESSAGE = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "the"}]}
@@ -35,6 +38,23 @@ def test_under_serve_a_clients_id_comes_back_once(given: str) -> None:
     refused = api.post("/v1/messages", json=MESSAGE | {"model": "other"}, headers=headers)
     assert ids_of(refused) == [given]
     assert refused.json()["request_id"] == given
+
+
+@pytest.mark.parametrize("given", [b"\xe9\xff", "é😀".encode()])
+def test_an_id_that_the_proxy_cannot_read_never_reaches_it(given: bytes) -> None:
+    (middleware,) = middlewares()
+    api = behind_serve()
+    api.app = middleware.cls(api.app)  # type: ignore[assignment]
+    refused = api.post("/v1/messages", json=MESSAGE | {"model": "other"}, headers={"x-request-id": given})
+    (request_id,) = ids_of(refused)
+    assert request_id.isascii()
+    assert refused.json()["request_id"] == request_id
+    assert ids_of(api.get("/health", headers={"x-request-id": "plain"})) == ["plain"]
+
+
+def test_serve_is_told_where_the_middleware_is() -> None:
+    path = RAY_ENVIRONMENT["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]
+    assert validate_http_proxy_callback_return(call_function_from_import_path(path))
 
 
 def test_under_serve_a_request_without_an_id_gets_one() -> None:

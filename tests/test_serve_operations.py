@@ -4,6 +4,7 @@ One cluster and one application for the module, with the small engine in its wor
 """
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -21,7 +22,8 @@ from deployments.app import WORKER_NAME, build_with_engine
 from deployments.cli.local_ray import APP_NAME, OBJECT_STORE_BYTES, RunningApp
 from deployments.config import AppArgs, prepare_ray_environment
 from deployments.frames import Tokens
-from tests.fake_engine import PID, START_CONFIG
+from monitoring import metrics_actor
+from tests.fake_engine import PID, PRIORITY, PRIORITY_BASE, START_CONFIG
 from tests.ray_start import local_ray
 from tests.server_process import free_port, wait_until
 from tests.tiny_models import save_tiny_model
@@ -39,6 +41,7 @@ ALMOST_ENDLESS = 3000
 class Served:
     running: RunningApp
     url: str
+    model: str
 
     def gauges(self, name: str) -> dict[str, float]:
         lines = [line for line in httpx.get(f"{self.url}/metrics").text.splitlines() if line.startswith(name + "{")]
@@ -66,7 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         try:
             running.start_ray()
             running.deploy(build_with_engine(args, "tests.fake_engine:build"), "127.0.0.1", port)
-            yield Served(running, f"http://127.0.0.1:{port}")
+            yield Served(running, f"http://127.0.0.1:{port}", str(folder))
         finally:
             running.stop_app()
             running.stop_ray()
@@ -145,6 +148,58 @@ def test_a_busy_worker_is_ready(served: Served) -> None:
             assert await asyncio.to_thread(served.ready_status) == 200
 
     asyncio.run(scenario())
+
+
+KEY, ADMIN_KEY = "sk-ordinary-4711", "sk-admin-0815"
+KEYS = [{"key": KEY, "tenant": "team-a", "max_priority": -5}, {"key": ADMIN_KEY, "tenant": "operations", "admin": True}]
+
+
+@pytest.fixture
+def guarded(served: Served, tmp_path: Path) -> Iterator[str]:
+    """The address of a second application beside the first, below a prefix of its own, that wants keys."""
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps(KEYS))
+    args = AppArgs(model=served.model, metrics_port=0, drain_timeout_s=0.5, api_key_file=str(keys))
+    serve.run(build_with_engine(args, "tests.fake_engine:build"), name="guarded", route_prefix="/guarded")
+    try:
+        yield f"{served.url}/guarded"
+    finally:
+        serve.delete("guarded")
+        metrics_actor.remove("guarded")
+
+
+def test_every_route_but_the_probes_wants_a_key_and_a_key_says_whose_and_how_urgent(guarded: str) -> None:
+    def bearer(key: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {key}"}
+
+    with httpx.Client(base_url=guarded, timeout=30) as http:
+        page = http.get("/openapi.json", headers=bearer(KEY)).json()
+        operations = [(method, path) for path, methods in page["paths"].items() for method in methods]
+        assert len(operations) > 12
+        operations += [("get", path) for path in ("/openapi.json", "/docs", "/dashboard/data", "/nothing")]
+        for method, path in operations:
+            is_open = path in ("/health", "/ready")
+            for headers in ({}, bearer("sk-wrong"), {"x-api-key": "sk-wrong"}):
+                answer = http.request(method, path.replace("{model_id}", "tiny"), headers=headers)
+                assert answer.status_code == (200 if is_open else 401), (method, path)
+        assert http.get("/metrics", headers=bearer(KEY)).status_code == 403
+
+        def answer_of(key: str) -> str:
+            asked = {**body(1, stream=False), "prompt": [PRIORITY], "priority": -50, "user": "mallory"}
+            text: str = http.post("/v1/completions", json=asked, headers=bearer(key)).json()["choices"][0]["text"]
+            return text
+
+        def text_of(priority: int) -> str:
+            tokens = {"tokens": [PRIORITY_BASE + priority]}
+            text: str = http.post("/detokenize", json=tokens, headers={"x-api-key": KEY}).json()["prompt"]
+            return text
+
+        assert text_of(-5) != text_of(-50)
+        assert (answer_of(KEY), answer_of(ADMIN_KEY)) == (text_of(-5), text_of(-50))
+        metrics = http.get("/metrics", headers=bearer(ADMIN_KEY))
+        for tenant, count in (("team-a", 1.0), ("operations", 1.0), ("other", 0.0)):
+            assert f'stallfree_tenant_requests_total{{model="tiny",tenant="{tenant}"}} {count}' in metrics.text
+        assert "mallory" not in metrics.text
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 import json
 import random
+import shutil
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ NAMES = frozenset({"weather", "clock"})
 FORMATS: list[ToolCallFormat] = [
     HermesFormat(),
     MistralFormat(None),
+    MistralFormat(None, has_names=True),
     Llama3JsonFormat(shows_special_tokens=False),
     PythonicFormat(),
 ]
@@ -70,7 +73,7 @@ def calls_of(call_format: ToolCallFormat, text: str) -> tuple[str, list[tuple[st
     return content, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
-HERMES, MISTRAL, LLAMA3, PYTHONIC = FORMATS
+HERMES, MISTRAL, NAMED_MISTRAL, LLAMA3, PYTHONIC = FORMATS
 
 
 @pytest.mark.parametrize(
@@ -102,6 +105,18 @@ HERMES, MISTRAL, LLAMA3, PYTHONIC = FORMATS
             [("f", {"a": [{}]}), ("g", {})],
         ),
         (MISTRAL, "see [1] and [TOOL", "see [1] and [TOOL", []),
+        (NAMED_MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": {"b": "}"}}', "", [("f", {"a": {"b": "}"}})]),
+        (
+            NAMED_MISTRAL,
+            'Let me.\n[TOOL_CALLS]get-it.2[CALL_ID]x8Y[ARGS] {"a": 1} [TOOL_CALLS]g{}[TOOL_CALLS]h[CALL_ID]1[ARGS]{}',
+            "Let me.",
+            [("get-it.2", {"a": 1}), ("g", {}), ("h", {})],
+        ),
+        (NAMED_MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {}}] Done.', "Done.", [("f", {})]),
+        (NAMED_MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": 1} Done', "Done", [("f", {"a": 1})]),
+        (NAMED_MISTRAL, "[TOOL_CALLS]no call at all", "no call at all", []),
+        (NAMED_MISTRAL, "[TOOL_CALLS]get_wea", "get_wea", []),
+        (NAMED_MISTRAL, "[TOOL_CALLS]f[ARGS]5", "f[ARGS]5", []),
         (LLAMA3, '{"name": "f", "parameters": {"a": 1}}', "", [("f", {"a": 1})]),
         (
             LLAMA3,
@@ -265,6 +280,7 @@ def test_what_templates_are_told_of_a_call_is_what_the_parser_finds(call_format:
     [
         ("{{ '<tool_call>' }}", "hermes"),
         ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", "mistral"),
+        ("[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}", "mistral"),
         ("<|python_tag|>", "llama3_json"),
         ('Environment: ipython {"name": f, "parameters": {}}', "llama3_json"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),
@@ -275,6 +291,27 @@ def test_the_format_is_detected_from_the_template(template: str, expected: str) 
     tokenizer = Tokenizer(folder_of("byte_level"), template)
     assert tool_call_format("auto", tokenizer).name == expected
     assert tool_call_format("pythonic", tokenizer).name == "pythonic"
+
+
+@pytest.mark.parametrize("marks", [(), ("[TOOL_CALLS]",), ("[TOOL_CALLS]", "[ARGS]")])
+def test_names_before_arguments_are_written_where_the_template_does_so_with_the_models_own_marks(
+    marks: tuple[str, ...], tmp_path: Path
+) -> None:
+    shutil.copytree(folder_of("byte_level"), tmp_path / "model")
+    path = tmp_path / "model" / "tokenizer.json"
+    described = json.loads(path.read_text())
+    rest = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+    first = max([*described["model"]["vocab"].values(), *(token["id"] for token in described["added_tokens"])]) + 1
+    described["added_tokens"] += [{"id": first + i, "content": mark, **rest} for i, mark in enumerate(marks)]
+    path.write_text(json.dumps(described))
+    found = tool_call_format("auto", Tokenizer(tmp_path / "model", "[TOOL_CALLS]{{ name }}[ARGS]"))
+    assert found.shows_special_tokens is bool(marks)
+    assert found.written("f", "{}") == "[TOOL_CALLS]f[ARGS]{}"
+    text = found.grammar(FUNCTIONS, is_parallel=True).text
+    for number, mark in enumerate(marks):
+        assert f"<[{first + number}]>" in text
+        assert mark not in text
+    assert ('"[TOOL_CALLS]weather' in text) is (not marks)
 
 
 def test_templates_get_arguments_as_objects_and_those_without_tools_get_text() -> None:

@@ -29,11 +29,12 @@ async def messages(request: Request) -> Response:
     jobs = await service.chat_jobs(body.chat, arrival_s, caller_of(request, settings), "msg_")
     message_id, num_prompt_tokens = jobs[0].request.request_id, len(jobs[0].request.prompt_token_ids)
     model = settings.served_model_name
+    parts = service.chats.parts(body.chat, jobs[0].request.prompt_token_ids)
     if body.stream:
-        events = MessageEvents(message_id, model, num_prompt_tokens, request.state.request_id)
+        events = MessageEvents(message_id, model, num_prompt_tokens, request.state.request_id, parts)
         return streamed(service, jobs, lambda deltas, state: named_events(deltas, events, state))
     (answer,) = await whole(request, service, jobs)
-    return JSONResponse(message_object(message_id, model, num_prompt_tokens, answer))
+    return JSONResponse(message_object(message_id, model, num_prompt_tokens, answer, parts))
 
 
 @router.post("/v1/messages/count_tokens", **describe(CountTokensRequest, TokenCount, error=MessagesError))
@@ -41,4 +42,5 @@ async def count_tokens(request: Request) -> Response:
     service = service_of(request)
     body = await read_request(request, CountTokensRequest, service.settings.max_body_bytes)
     service.check_model(body.model)
-    return JSONResponse({"input_tokens": len(await service.chat_ids(body.chat_messages))})
+    token_ids = await service.chat_ids(body.chat.messages, body.chat.offered_functions)
+    return JSONResponse({"input_tokens": len(token_ids)})

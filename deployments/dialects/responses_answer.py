@@ -1,13 +1,17 @@
-"""Answers as OpenAI's response objects, whole and as events. Knows nothing of where answers come from."""
+"""Answers as OpenAI's response objects: the response, its output items, what they cost. Knows neither events nor where
+answers come from.
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
 from deployments.answers import Delta
-from deployments.dialects.named_events import Event
+from deployments.dialects.answer_blocks import AnswerBlocks, Block, Closed, Grew, Step
 from deployments.dialects.responses_body import ResponsesRequest
-from deployments.protocol.errors import ApiError
 from deployments.protocol.responses import TokenLogprob, TokenText, chat_logprobs
+from deployments.tool_calls.answer_parts import PartsOptions
+
+_ITEM_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +26,10 @@ class ResponseEnvelope:
     temperature: float
     top_p: float
 
-    @property
-    def item_id(self) -> str:
-        return "msg_" + self.response_id.removeprefix("resp_")
-
     def to_dict(self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
+        request = self.request
+        text_format = None if request.text is None else request.text.format
+        choice = request.tool_choice
         return {
             "id": self.response_id,
             "object": "response",
@@ -35,23 +38,23 @@ class ResponseEnvelope:
             "background": False,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": self.request.instructions,
-            "max_output_tokens": self.request.max_output_tokens,
-            "metadata": self.request.metadata or {},
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
             "model": self.model,
             "output": output,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": self.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
-            "top_logprobs": self.request.top_logprobs or 0,
+            "text": {"format": {"type": "text"} if text_format is None else text_format.to_dict()},
+            "tool_choice": (choice or "auto") if choice is None or isinstance(choice, str) else choice.model_dump(),
+            "tools": [tool.model_dump() for tool in request.tools or []],
+            "top_logprobs": request.top_logprobs or 0,
             "top_p": self.top_p,
             "truncation": "disabled",
             "usage": usage,
-            "user": self.request.user,
+            "user": request.user,
         }
 
     def usage(self, num_cached_tokens: int, num_output_tokens: int) -> dict[str, Any]:
@@ -63,50 +66,74 @@ class ResponseEnvelope:
             "total_tokens": self.num_prompt_tokens + num_output_tokens,
         }
 
-    def message(self, status: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": parts}
 
+class ResponseOutput:
+    """The output items of one response and what they cost, as they come. `token_text` is None where no
+    log-probabilities are; those that there are belong to texts, with which they are told: calls and reasoning have
+    none."""
 
-class ResponseText:
-    """The text of one response and what it cost, as it comes. `token_text` is None where no log-probabilities are."""
-
-    def __init__(self, envelope: ResponseEnvelope, token_text: TokenText | None) -> None:
-        self._envelope = envelope
+    def __init__(self, envelope: ResponseEnvelope, token_text: TokenText | None, parts: PartsOptions | None) -> None:
+        self.envelope = envelope
         self._token_text = token_text
-        self._texts: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._blocks = AnswerBlocks(parts, is_never_empty=True)
+        self._logprobs: dict[int, list[dict[str, Any]]] = {}
+        self._untold: list[dict[str, Any]] = []
         self._num_tokens = 0
         self._num_cached_tokens = 0
         self.status = "in_progress"
 
-    def add(self, delta: Delta) -> list[dict[str, Any]]:
-        """The log-probabilities of its tokens."""
-        self._texts.append(delta.text)
+    def add(self, delta: Delta) -> list[tuple[Step, list[dict[str, Any]]]]:
+        """What it does to the items, with the log-probabilities that are told with each growth of a text."""
         self._num_tokens += delta.num_tokens
         self._num_cached_tokens += delta.num_cached_tokens
-        logprobs = self._logprobs_of(delta.logprobs)
-        self._logprobs += logprobs
-        if delta.finish_reason is not None:
+        self._untold += self._logprobs_of(delta.logprobs)
+        is_last = delta.finish_reason is not None
+        if is_last:
             self.status = "incomplete" if delta.finish_reason == "length" else "completed"
-        return logprobs
+        steps = self._blocks.push(delta.text, is_last=is_last)
+        if is_last and self._untold and isinstance(steps[-1], Closed):
+            # Those of the tokens that end an answer, which have no text.
+            steps.insert(len(steps) - 1, Grew(steps[-1].block, ""))
+        return [(step, self._told_with(step)) for step in steps]
 
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
+    def logprobs_of(self, block: Block) -> list[dict[str, Any]]:
+        return self._logprobs.get(block.index, [])
 
-    @property
-    def logprobs(self) -> list[dict[str, Any]]:
-        return self._logprobs
+    def item(self, block: Block, status: str | None = None) -> dict[str, Any]:
+        """Whole, or as it begins: with `status`, and nothing in it."""
+        is_begun = status is not None
+        item: dict[str, Any] = {"id": item_id(block), "status": status or self._status_of(block)}
+        if block.kind == "call":
+            arguments = "" if is_begun else block.text
+            call = {"call_id": f"call_{block.key}", "name": block.name, "arguments": arguments}
+            return {"type": "function_call", **item, **call}
+        content = [] if is_begun else [self.part(block)]
+        if block.kind == "reasoning":
+            return {"type": "reasoning", **item, "summary": [], "content": content}
+        return {"type": "message", "role": "assistant", **item, "content": content}
 
-    def part(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self._logprobs}
-
-    def item(self) -> dict[str, Any]:
-        return self._envelope.message(self.status, [self.part()])
+    def part(self, block: Block) -> dict[str, Any]:
+        """The content of a message or of reasoning, as far as it has come."""
+        if block.kind == "reasoning":
+            return {"type": "reasoning_text", "text": block.text}
+        return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": self.logprobs_of(block)}
 
     def response(self) -> dict[str, Any]:
-        usage = self._envelope.usage(self._num_cached_tokens, self._num_tokens)
-        return self._envelope.to_dict(self.status, [self.item()], usage)
+        usage = self.envelope.usage(self._num_cached_tokens, self._num_tokens)
+        return self.envelope.to_dict(self.status, [self.item(block) for block in self._blocks.blocks], usage)
+
+    def _status_of(self, block: Block) -> str:
+        """Only the last one can be unfinished."""
+        return self.status if block is self._blocks.blocks[-1] else "completed"
+
+    def _told_with(self, step: Step) -> list[dict[str, Any]]:
+        if not isinstance(step, Grew):
+            return []
+        told, self._untold = self._untold, []
+        if step.block.kind != "text":
+            return []
+        self._logprobs.setdefault(step.block.index, []).extend(told)
+        return told
 
     def _logprobs_of(self, entries: list[TokenLogprob]) -> list[dict[str, Any]]:
         if self._token_text is None:
@@ -115,49 +142,5 @@ class ResponseText:
         return content
 
 
-class ResponseEvents:
-    """One response as numbered events (`EventRendering`)."""
-
-    def __init__(self, envelope: ResponseEnvelope, token_text: TokenText | None) -> None:
-        self.response_id = envelope.response_id
-        self._envelope = envelope
-        self._text = ResponseText(envelope, token_text)
-        self._place = {"item_id": envelope.item_id, "output_index": 0, "content_index": 0}
-        self._num_events = 0
-
-    def begin(self, first: Delta) -> list[Event]:
-        begun = self._envelope.to_dict("in_progress", [])
-        return [
-            self._event("response.created", response=begun),
-            self._event("response.in_progress", response=begun),
-            self._event("response.output_item.added", output_index=0, item=self._envelope.message("in_progress", [])),
-            self._event("response.content_part.added", **self._place, part=self._text.part()),
-        ]
-
-    def delta(self, delta: Delta) -> list[Event]:
-        logprobs = self._text.add(delta)
-        if not delta.text and not logprobs:
-            return []
-        return [self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=logprobs)]
-
-    def end(self) -> list[Event]:
-        text = self._text
-        return [
-            self._event("response.output_text.done", **self._place, text=text.text, logprobs=text.logprobs),
-            self._event("response.content_part.done", **self._place, part=text.part()),
-            self._event("response.output_item.done", output_index=0, item=text.item()),
-            self._event(f"response.{text.status}", response=text.response()),
-        ]
-
-    def failure(self, error: ApiError) -> list[Event]:
-        """What was said so far stands in the failed response, as unfinished."""
-        failed = self._text.response() | {
-            "status": "failed",
-            "error": {"code": "server_error", "message": error.message},
-        }
-        return [self._event("response.failed", response=failed)]
-
-    def _event(self, name: str, **fields: Any) -> Event:
-        event = {"type": name, "sequence_number": self._num_events, **fields}
-        self._num_events += 1
-        return event
+def item_id(block: Block) -> str:
+    return _ITEM_PREFIXES[block.kind] + block.key

@@ -1,15 +1,19 @@
 """The body of OpenAI's `/v1/responses`, and the chat that it means. Nothing is stored: every request says it all."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from deployments.dialects.responses_items import InputItem, chat_messages, items_of
+from deployments.dialects.responses_tools import ResponseTool, ResponseToolChoice, TextOptions, chat_choice
 from deployments.protocol.errors import bad_request
-from deployments.protocol.fields import MAX_LOGPROBS
-from deployments.protocol.messages import MAX_MESSAGES, Message
+from deployments.protocol.fields import MAX_EFFORT_CHARS, MAX_LOGPROBS
+from deployments.protocol.messages import MAX_MESSAGES
 from deployments.protocol.parsing import Refusals, parse_body
 from deployments.protocol.requests import ChatRequest
+from deployments.protocol.tools import MAX_TOOLS
 
 _REFUSED: Refusals = {
     "previous_response_id": ((None,), "an earlier response: this server stores none, so send its items again; it"),
@@ -17,49 +21,14 @@ _REFUSED: Refusals = {
     "background": ((None, False), "answering in the background"),
     "prompt": ((None,), "a stored prompt"),
     "truncation": ((None, "disabled"), "leaving out items by itself"),
-    "tools": ((None, []), "calling tools"),
-    "tool_choice": ((None, "none", "auto"), "calling tools"),
-    "max_tool_calls": ((None,), "calling tools"),
+    "max_tool_calls": ((None,), "a limit on calls of tools that a server runs"),
     "moderation": ((None,), "moderation"),
     "context_management": ((None, []), "managing the context"),
 }
 
-_TEXT_PARTS = ("input_text", "output_text", "text")
 _LOGPROBS = "message.output_text.logprobs"
 #: parts of answers that a client asks for and that this server never makes
 _ABSENT = ("reasoning.encrypted_content", "file_search_call.results", "web_search_call.results")
-_SYSTEM_ROLES = ("system", "developer")
-
-
-def _text_of(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    texts: list[str] = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXT_PARTS:
-            raise ValueError("every part must be an object of type 'input_text' or 'output_text'")
-        if not isinstance(part.get("text"), str):
-            raise ValueError(f"a part of type '{kind}' needs the string 'text'")
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-def _items(value: Any) -> Any:
-    """A string is a message of the user. Reasoning is no part of a prompt: items of it are left out."""
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of items")
-    items = []
-    for index, item in enumerate(value):
-        kind = item.get("type", "message") if isinstance(item, dict) else None
-        if kind == "reasoning":
-            continue
-        if kind != "message":
-            raise ValueError(f"item {index} must be an object of type 'message'")
-        items.append(item)
-    return items
 
 
 def _include(value: Any) -> Any:
@@ -68,35 +37,20 @@ def _include(value: Any) -> Any:
     return value
 
 
-class _Body(BaseModel):
+class Reasoning(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
-
-class InputTextPart(_Body):
-    type: Literal["input_text", "output_text", "text"]
-    text: str
+    effort: Annotated[str, Field(max_length=MAX_EFFORT_CHARS)] | None = None
 
 
-class InputMessage(_Body):
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | list[InputTextPart])]
+class ResponsesRequest(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
-
-class TextFormat(_Body):
-    type: Literal["text"]
-
-
-class TextOptions(_Body):
-    format: TextFormat | None = None
-    verbosity: str | None = None
-
-
-class ResponsesRequest(_Body):
     model: str
     input: Annotated[
-        list[InputMessage],
+        list[InputItem],
         Field(min_length=1, max_length=MAX_MESSAGES),
-        BeforeValidator(_items, json_schema_input_type=str | Annotated[list[InputMessage], Field(min_length=1)]),
+        BeforeValidator(items_of, json_schema_input_type=str | Annotated[list[InputItem], Field(min_length=1)]),
     ]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -107,13 +61,15 @@ class ResponsesRequest(_Body):
         list[str] | None, BeforeValidator(_include, json_schema_input_type=list[Literal[_LOGPROBS, *_ABSENT]] | None)
     ] = None
     text: TextOptions | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ResponseToolChoice = None
+    parallel_tool_calls: bool | None = None
     stream: bool | None = None
     metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
-    # Without effect here: nothing is stored, prompts are cached anyway, and there are no tools.
+    reasoning: Reasoning | None = None
+    # Without effect here: nothing is stored, and prompts are cached anyway.
     store: bool | None = None
-    parallel_tool_calls: bool | None = None
     stream_options: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -125,33 +81,31 @@ class ResponsesRequest(_Body):
         request = parse_body(cls, body, _REFUSED)
         if request.top_logprobs and not request.with_logprobs:
             raise bad_request(f"top_logprobs: only when include holds '{_LOGPROBS}'", "top_logprobs")
+        request.chat.check()
         return request
 
     @property
     def with_logprobs(self) -> bool:
         return self.include is not None and _LOGPROBS in self.include
 
-    @property
+    @cached_property
     def chat(self) -> ChatRequest:
         """The same as a chat. All its values were checked here, under the names that the client knows."""
-        return ChatRequest(
+        chat = ChatRequest(
             model=self.model,
-            messages=self._messages(),
+            messages=chat_messages(self.instructions, self.input),
             max_completion_tokens=self.max_output_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             logprobs=self.with_logprobs,
             top_logprobs=self.top_logprobs if self.with_logprobs else None,
             stream=self.stream,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+            tools=[tool.tool for tool in self.tools or []] or None,
+            tool_choice=chat_choice(self.tool_choice, has_tools=bool(self.tools)),
+            parallel_tool_calls=self.parallel_tool_calls,
         )
-
-    def _messages(self) -> list[Message]:
-        """Instructions and what systems or developers say first are one message: most templates take only one."""
-        rest = list(self.input)
-        leading = [self.instructions] if self.instructions else []
-        while rest and rest[0].role in _SYSTEM_ROLES:
-            leading.append(rest.pop(0).content)
-        messages = [Message(role="system", content="\n\n".join(leading))] if leading else []
-        return messages + [
-            Message(role="system" if item.role == "developer" else item.role, content=item.content) for item in rest
-        ]
+        form = None if self.text is None or self.text.format is None else self.text.format
+        if form is not None and (grammar := form.grammar()) is not None:
+            chat.hold_to(grammar, form.grammar_field)
+        return chat

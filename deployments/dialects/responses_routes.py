@@ -5,16 +5,21 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from deployments.answering import service_of, streamed, whole
+from deployments.answering import service_of, streamed, told
 from deployments.dialects.named_events import named_events
-from deployments.dialects.responses_answer import ResponseEnvelope, ResponseEvents, ResponseText
+from deployments.dialects.responses_answer import ResponseEnvelope, ResponseOutput
 from deployments.dialects.responses_body import ResponsesRequest
+from deployments.dialects.responses_events import ResponseEvents
 from deployments.dialects.schemas import ResponseObject
 from deployments.key_check import caller_of
 from deployments.openapi import describe
 from deployments.protocol.body import read_request
+from deployments.protocol.errors import ApiError, renamed
 
 router = APIRouter()
+
+#: of fields that chats name otherwise
+_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
 
 
 @router.post("/v1/responses", **describe(ResponsesRequest, ResponseObject, is_work=True, is_stream=True))
@@ -23,7 +28,10 @@ async def responses(request: Request) -> Response:
     service = service_of(request)
     settings = service.settings
     body = await read_request(request, ResponsesRequest, settings.max_body_bytes)
-    jobs = await service.chat_jobs(body.chat, arrival_s, caller_of(request, settings), "resp_")
+    try:
+        jobs = await service.chat_jobs(body.chat, arrival_s, caller_of(request, settings), "resp_")
+    except ApiError as error:
+        raise renamed(error, _NAMES) from error
     asked = jobs[0].request
     envelope = ResponseEnvelope(
         response_id=asked.request_id,
@@ -35,10 +43,9 @@ async def responses(request: Request) -> Response:
         top_p=asked.params.top_p,
     )
     token_text = service.tokenizer.token_text if body.with_logprobs else None
+    output = ResponseOutput(envelope, token_text, service.chats.parts(body.chat, asked.prompt_token_ids))
     if body.stream:
-        events = ResponseEvents(envelope, token_text)
+        events = ResponseEvents(output)
         return streamed(service, jobs, lambda deltas, state: named_events(deltas, events, state))
-    text = ResponseText(envelope, token_text)
-    (answer,) = await whole(request, service, jobs)
-    text.add(answer)
-    return JSONResponse(text.response())
+    await told(request, service, jobs, output.add)
+    return JSONResponse(output.response())

@@ -40,6 +40,19 @@ class TextBlock(Described):
     citations: None
 
 
+class ThinkingBlock(Described):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(Described):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
 class MessageUsage(Described):
     input_tokens: int
     cache_creation_input_tokens: int
@@ -52,8 +65,8 @@ class AnthropicMessage(Described):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"]
+    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: MessageUsage
 
@@ -75,6 +88,28 @@ class OutputMessage(Described):
     role: Literal["assistant"]
     status: Literal["completed", "incomplete"]
     content: list[OutputText]
+
+
+class OutputCall(Described):
+    id: str
+    type: Literal["function_call"]
+    status: Literal["completed", "incomplete"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class ReasoningText(Described):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(Described):
+    id: str
+    type: Literal["reasoning"]
+    status: Literal["completed", "incomplete"]
+    summary: list[Any]
+    content: list[ReasoningText]
 
 
 class InputTokensDetails(Described):
@@ -110,7 +145,7 @@ class ResponseObject(Described):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputMessage | OutputCall | OutputReasoning]
     parallel_tool_calls: bool
     previous_response_id: None
     store: Literal[False]

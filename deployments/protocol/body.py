@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -22,6 +23,12 @@ RequestT = TypeVar("RequestT", bound=Parsable)
 
 #: parsing more than this takes longer than other requests should wait
 _PARSE_ON_LOOP_BYTES = 64 * 1024
+#: larger numbers are more than a double holds, and soon more than Python turns into text and back
+_MOST_DIGITS = 308
+_TOO_LARGE = 10**_MOST_DIGITS
+#: what every number has that could be one of them
+_LONG_NUMBER = re.compile(rb"[0-9]{200}|[0-9][eE]\+?[0-9]{3}")
+_MOST_PLACE_CHARS = 200
 
 
 async def read_request(request: Request, kind: type[RequestT], max_body_bytes: int) -> RequestT:
@@ -53,7 +60,9 @@ async def _read(request: Request, max_body_bytes: int) -> bytes:
 def _parse(body: bytes) -> dict[str, Any]:
     try:
         # Given bytes, `json.loads` guesses at UTF-16 and lets raw surrogates through; JSON on the wire is UTF-8.
-        value = json.loads(body.decode("utf-8-sig"))
+        text = body.decode("utf-8-sig")
+        is_long = _LONG_NUMBER.search(body) is not None
+        value = _loads_long_numbers(text) if is_long else json.loads(text, parse_constant=_refuse_constant)
         # Escapes can write half a surrogate pair, which is no text: no tokenizer takes it, no answer can hold it.
         if b"\\ud" in body.lower():
             json.dumps(value, ensure_ascii=False).encode()
@@ -67,3 +76,31 @@ def _parse(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_request("the body must be a JSON object")
     return value
+
+
+def _loads_long_numbers(text: str) -> Any:
+    """Raises ApiError that names the place of a number that is too large. Digits in texts are none."""
+    value = json.loads(
+        text, parse_int=lambda digits: int(digits[: _MOST_DIGITS + 2]), parse_constant=_refuse_constant
+    )
+    place = _place_of_large(value)
+    if place is not None:
+        place = place[:_MOST_PLACE_CHARS]
+        raise bad_request(f"{place or 'body'}: the number has more than {_MOST_DIGITS} digits", place or None)
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _place_of_large(value: Any, place: str = "") -> str | None:
+    """As error messages name places: `messages[0].content`."""
+    if isinstance(value, int | float):
+        return place if abs(value) >= _TOO_LARGE else None
+    items: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        items = ((f"{place}.{key}" if place else key, item) for key, item in value.items())
+    elif isinstance(value, list):
+        items = ((f"{place}[{index}]", item) for index, item in enumerate(value))
+    return next((found for name, item in items if (found := _place_of_large(item, name)) is not None), None)

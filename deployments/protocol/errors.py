@@ -38,6 +38,17 @@ class ApiError(Exception):
         return error_body(self.message, self.status, self.param, self.code)
 
 
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """The same error for clients that know its field by another name."""
+    if error.param is None or error.param not in names:
+        return error
+    param = names[error.param]
+    message = error.message
+    if message.startswith(f"{error.param}:"):
+        message = param + message.removeprefix(error.param)
+    return ApiError(error.status, message, param=param, code=error.code, headers=error.headers)
+
+
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     if status >= 500:
         kind = "server_error"

@@ -14,6 +14,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 MAX_PRIORITY = 100
 MAX_CACHE_SALT_CHARS = 256
+MAX_EFFORT_CHARS = 32
 #: what `chat_template_kwargs` cannot set: it says what is rendered, and how
 RENDERING_ARGUMENTS = frozenset(
     {

@@ -13,6 +13,7 @@ from deployments.protocol.choices import check_choices
 from deployments.protocol.errors import bad_request
 from deployments.protocol.fields import (
     MAX_CACHE_SALT_CHARS,
+    MAX_EFFORT_CHARS,
     MAX_LOGPROBS,
     MAX_PRIORITY,
     MAX_STOP_TOKEN_IDS,
@@ -159,6 +160,7 @@ class ChatRequest(GenerationRequest):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateArguments = None
+    reasoning_effort: Annotated[str, Field(max_length=MAX_EFFORT_CHARS)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -168,6 +170,12 @@ class ChatRequest(GenerationRequest):
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs: only allowed when logprobs is true", "top_logprobs")
         check_tools(self)
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """Variables for the chat template. How much to reason is one, for models whose template knows it."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **(self.chat_template_kwargs or {})}
 
     @property
     def offered_functions(self) -> list[Function]:
@@ -207,4 +215,14 @@ _REFUSED: Refusals = {
     "chat_template": ((None,), "a chat template of the request's own"),
     "modalities": ((None, [], ["text"]), "output other than text"),
     "audio": ((None,), "output other than text"),
+    "web_search_options": ((None,), "searching the web"),
+    "moderation": ((None,), "moderation"),
+    "add_generation_prompt": ((None, True), "a chat that the model does not answer"),
+    "continue_final_message": ((None, False), "continuing the last message"),
+    "documents": ((None, []), "documents beside the messages"),
+    "truncate_prompt_tokens": ((None,), "cutting a prompt"),
+    "allowed_token_ids": ((None, []), "a list of allowed tokens; use structured_outputs instead: it"),
+    "bad_words": ((None, []), "a list of forbidden words; use logit_bias instead: it"),
+    "logits_processors": ((None, []), "code in requests"),
+    "prompt_embeds": ((None,), "a prompt of embeddings"),
 }

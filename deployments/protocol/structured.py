@@ -83,6 +83,10 @@ class AnswerForm(_Part):
         """What the answer is held to, and the field that asks for it; None: any text will do."""
         return self._grammar
 
+    def hold_to(self, grammar: GrammarSpec, field: str) -> None:
+        """For dialects that ask for the form under another name, which errors are to tell."""
+        self._grammar = (grammar, field)
+
     def find_grammar(self, *, use_beam_search: bool) -> None:
         """Sets `grammar`. Raises ApiError where the fields do not agree."""
         try:

@@ -47,5 +47,10 @@ class AnswerParts:
         self.has_calls = self.has_calls or any(isinstance(piece, CallBegin) for piece in pieces)
         return pieces
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing that comes can be wanted: the one call that the answer may hold is whole."""
+        return not self._is_parallel and self._parser is not None and self._parser.num_whole_calls > 0
+
     def _is_wanted(self, piece: Piece) -> bool:
         return self._is_parallel or not isinstance(piece, CallBegin | CallArguments) or piece.index == 0

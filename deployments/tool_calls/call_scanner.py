@@ -10,18 +10,20 @@ _SPACE = " \t\r\n"
 
 class CallScanner:
     """Invariant: what `take_arguments` gave so far is a beginning of the JSON text of the arguments, and `raw` is all
-    that was read of the object."""
+    that was read of the object until its name was known, after which it is a call for certain."""
 
-    def __init__(self) -> None:
-        self.name: str | None = None
+    def __init__(self, name: str | None = None) -> None:
+        """With a `name`, which stood before, the object that is read is that of the arguments alone."""
+        self.name = name
+        self._is_bare = name is not None
         self.raw = ""
         self.is_over = False
         self.is_no_call = False
-        self._depth = 0
+        self._depth = 1 if self._is_bare else 0
         self._is_in_string = False
         self._is_escaped = False
-        self._key: str | None = None
-        self._is_value = False
+        self._key: str | None = _ARGUMENT_KEYS[0] if self._is_bare else None
+        self._is_value = self._is_bare
         self._token = ""
         self._is_streaming = False
         self._has_arguments = False
@@ -32,7 +34,8 @@ class CallScanner:
         for position, char in enumerate(text):
             if self.is_over or self.is_no_call:
                 return text[position:]
-            self.raw += char
+            if self.name is None:
+                self.raw += char
             self._read(char)
         return ""
 
@@ -94,6 +97,7 @@ class CallScanner:
         self._add(char)
         if self._depth == 1 and char in "}]":
             self._is_streaming = False
+            self.is_over = self._is_bare
 
     def _add(self, char: str) -> None:
         if self._is_streaming:

@@ -6,6 +6,7 @@ from deployments.tool_calls.hermes import BEGIN as HERMES_MARK
 from deployments.tool_calls.hermes import HermesFormat
 from deployments.tool_calls.llama3_json import MARK as LLAMA3_MARK
 from deployments.tool_calls.llama3_json import Llama3JsonFormat
+from deployments.tool_calls.mistral import ARGUMENTS as MISTRAL_ARGUMENTS
 from deployments.tool_calls.mistral import BEGIN as MISTRAL_MARK
 from deployments.tool_calls.mistral import MistralFormat
 from deployments.tool_calls.pieces import ToolCallFormat
@@ -22,8 +23,10 @@ def tool_call_format(name: str, tokenizer: Tokenizer) -> ToolCallFormat:
     Hermes', which most have seen."""
     chosen = _detected(tokenizer.chat_template or "") if name == AUTO else name
     if chosen == "mistral":
-        mark_id = tokenizer.token_id(MISTRAL_MARK)
-        return MistralFormat(mark_id if mark_id in tokenizer.special_ids else None)
+        marks = (tokenizer.token_id(MISTRAL_MARK), tokenizer.token_id(MISTRAL_ARGUMENTS))
+        begin_id, arguments_id = (mark if mark in tokenizer.special_ids else None for mark in marks)
+        has_names = MISTRAL_ARGUMENTS in (tokenizer.chat_template or "")
+        return MistralFormat(begin_id, arguments_id, has_names=has_names)
     if chosen == "llama3_json":
         return Llama3JsonFormat(shows_special_tokens=tokenizer.token_id(LLAMA3_MARK) in tokenizer.special_ids)
     if chosen == "pythonic":

@@ -37,6 +37,10 @@ class _Parser:
         self._calls: CallsInText | None = None
         self._is_text = False
 
+    @property
+    def num_whole_calls(self) -> int:
+        return 0 if self._calls is None else self._calls.num_whole_calls
+
     def push(self, text: str) -> list[Piece]:
         if self._calls is not None:
             return self._calls.push(text)

@@ -40,6 +40,11 @@ Piece = Content | Reasoning | CallBegin | CallArguments
 class ToolCallParser(Protocol):
     """Of one answer. The pieces do not depend on how its text is cut, but for where contents and arguments are."""
 
+    @property
+    def num_whole_calls(self) -> int:
+        """Calls that have come to their end."""
+        ...
+
     def push(self, text: str) -> list[Piece]: ...
 
     def flush(self) -> list[Piece]:

@@ -49,6 +49,10 @@ class _Parser:
         self._held = ""
         self._is_text = False
 
+    @property
+    def num_whole_calls(self) -> int:
+        return 0  # until the answer's end, when it is too late to ask
+
     def push(self, text: str) -> list[Piece]:
         if self._is_text:
             return [Content(text)] if text else []

@@ -86,6 +86,60 @@ def test_a_forced_call_goes_out_and_its_result_comes_back(
     assert not answer.choices[0].message.tool_calls
 
 
+def test_a_forced_call_of_a_message_goes_out_and_its_result_comes_back(server: ServerProcess) -> None:
+    function = TOOLS[0]["function"]
+    tools: list[Any] = [{"name": function["name"], "input_schema": function["parameters"]}]
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 100, "tools": tools, "extra_body": {"temperature": 0}}
+    with anthropic.Anthropic(
+        base_url=server.url, api_key="none", max_retries=0, _strict_response_validation=True
+    ) as client:
+        forced: dict[str, Any] = {"type": "any", "disable_parallel_tool_use": True}
+        message = client.messages.create(messages=WEATHER, tool_choice=forced, **asked)
+        (call,) = message.content
+        assert (message.stop_reason, call.name, call.input.keys()) == ("tool_use", "get_weather", {"city", "unit"})
+        with client.messages.stream(messages=WEATHER, tool_choice=forced, **asked) as stream:
+            pieces = [event.partial_json for event in stream if event.type == "input_json"]
+            (streamed,) = stream.get_final_message().content
+        assert len(pieces) > 2
+        assert json.loads("".join(pieces)) == streamed.input == call.input
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "18 degrees and sunny"}
+        answer = client.messages.create(
+            messages=[
+                *WEATHER,
+                {"role": "assistant", "content": message.content},
+                {"role": "user", "content": [result]},
+            ],
+            tool_choice={"type": "none"},
+            **{**asked, "max_tokens": 20},
+        )
+    assert answer.content[0].text
+
+
+def test_a_forced_call_of_a_response_goes_out_and_its_result_comes_back(client: openai.OpenAI) -> None:
+    tools: list[Any] = [{"type": "function", "strict": True, **TOOLS[0]["function"]}]
+    asked: dict[str, Any] = {"model": MODEL, "tools": tools, "temperature": 0, "max_output_tokens": 100}
+    asked["parallel_tool_calls"] = False
+    response = client.responses.create(input=WEATHER, tool_choice="required", **asked)
+    (call,) = response.output
+    arguments = json.loads(call.arguments)
+    assert (call.type, call.name, arguments.keys()) == ("function_call", "get_weather", {"city", "unit"})
+    with client.responses.stream(input=WEATHER, tool_choice="required", **asked) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+    assert len(pieces) > 2
+    assert json.loads("".join(pieces)) == arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees and sunny"}
+    given: list[Any] = [*WEATHER, call.model_dump(exclude_none=True), result]
+    asked["max_output_tokens"] = 20
+    assert client.responses.create(input=given, tool_choice="none", **asked).output_text
+
+
+def test_a_responses_text_follows_its_schema(client: openai.OpenAI) -> None:
+    schema = TOOLS[0]["function"]["parameters"]
+    form: Any = {"format": {"type": "json_schema", "name": "weather", "schema": schema, "strict": True}}
+    response = client.responses.create(model=MODEL, input=WEATHER, text=form, temperature=1, max_output_tokens=100)
+    assert json.loads(response.output_text).keys() == {"city", "unit"}
+
+
 def test_a_response_is_the_chats_answer(client: openai.OpenAI) -> None:
     chat = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=24)
     response = client.responses.create(model=MODEL, input=QUESTION, temperature=0, max_output_tokens=24)

@@ -91,6 +91,14 @@ def test_what_is_missing_is_named(server: ServerProcess, path: str, missing: str
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
+def test_an_id_that_is_no_text_is_replaced_by_one_that_is(server: ServerProcess):
+    for given in (b"\xe9\xff", "é".encode()):
+        answer = httpx.get(f"{server.url}/v1/models", headers={"x-request-id": given}, timeout=30)
+        assert answer.status_code == 200
+        (request_id,) = answer.headers.get_list("x-request-id")
+        assert request_id.isascii()
+
+
 def test_a_prompt_one_token_short_of_the_context_gets_one_token(server: ServerProcess):
     body = {"model": MODEL, "prompt": [5] * (MAX_MODEL_LEN - 1), "temperature": 0, "ignore_eos": True}
     answer = httpx.post(f"{server.url}{COMPLETIONS}", json=body, timeout=60).json()

@@ -15,12 +15,14 @@ JSON_WHITESPACE = r"\n?[ \t]{0,20}"
 @dataclass(frozen=True, slots=True)
 class TaggedJson:
     """JSON between fixed texts, as tool calls are written. `special_token`, if any, is the control token before
-    `begin`, by its name in the tokenizer, such as "<|python_tag|>"; ordinary text can never match one."""
+    `begin`, by its name in the tokenizer, such as "<|python_tag|>"; ordinary text can never match one. `json_token` is
+    one that comes after `begin`."""
 
     schema: Mapping[str, Any]
     begin: str = ""
     end: str = ""
     special_token: str = ""
+    json_token: str = ""
 
 
 def json_object_grammar() -> GrammarSpec:
@@ -53,8 +55,8 @@ def tagged_json_grammar(options: Sequence[TaggedJson], separator: str | None = N
     """One of `options`, which forces a call of one of these tools; with a `separator` one or more of them, parted by
     it, for calls in parallel."""
     rules = [
-        f"option_{number}: {option.special_token} {_literal(option.begin)} %json {_schema_text(option.schema)} "
-        f"{_literal(option.end)}"
+        f"option_{number}: {option.special_token} {_literal(option.begin)} {option.json_token} "
+        f"%json {_schema_text(option.schema)} {_literal(option.end)}"
         for number, option in enumerate(options)
     ]
     one = " | ".join(f"option_{number}" for number in range(len(options)))

@@ -1,6 +1,7 @@
 """A model's chat template: messages to ids. Contents of messages can never become control tokens.
 
-Templates run in Transformers' sandbox. Knows nothing of requests; roles are checked where they enter.
+Templates run in Transformers' sandbox, for a limited time. Knows nothing of requests; roles are checked where they
+enter.
 """
 
 import copy
@@ -12,6 +13,12 @@ from typing import Any
 import jinja2
 import tokenizers
 
+from worker.text.time_limit import TimeLimit, TimeLimitExceeded
+
+#: the longest conversation that a server takes renders in a small part of this
+RENDER_LIMIT_S = 5.0
+#: several times the text of the longest conversation that a server takes
+MAX_RENDERED_CHARS = 32 * 1024 * 1024
 #: What a template can raise, besides its own errors, when messages are not as it expects them.
 _PYTHON_ERRORS_OF_TEMPLATES = (
     TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError,
@@ -31,8 +38,16 @@ class ChatTemplate:
     tokenizer knows as a token of its own: no token can reach across it, and its id is dropped from the result.
     """
 
-    def __init__(self, wrapper: Any, backend: tokenizers.Tokenizer, chat_template: str | None) -> None:
+    def __init__(
+        self,
+        wrapper: Any,
+        backend: tokenizers.Tokenizer,
+        chat_template: str | None,
+        render_limit_s: float = RENDER_LIMIT_S,
+    ) -> None:
         self._wrapper = wrapper
+        self._time_limit = TimeLimit(render_limit_s)
+        self._render_limit_s = render_limit_s
         self._backend = backend
         self._template = chat_template
         if chat_template is None and wrapper.chat_template is not None:
@@ -74,14 +89,20 @@ class ChatTemplate:
         if self._template is None:
             raise ChatTemplateError("the model has no chat template; start the server with --chat-template")
         try:
-            rendered: str = self._wrapper.apply_chat_template(
-                [dict(message) for message in messages], chat_template=self._template, tokenize=False, **options
+            rendered: str = self._time_limit.run(
+                lambda: self._wrapper.apply_chat_template(
+                    [dict(message) for message in messages], chat_template=self._template, tokenize=False, **options
+                )
             )
+        except TimeLimitExceeded as error:
+            raise ChatTemplateError(f"the chat template ran for more than {self._render_limit_s:g} s") from error
         except jinja2.TemplateError as error:
             raise ChatTemplateError(error.message or type(error).__name__) from error
         except _PYTHON_ERRORS_OF_TEMPLATES as error:
             # Such a message could quote the conversation, so only its kind is passed on.
             raise ChatTemplateError(f"the chat template failed on these messages ({type(error).__name__})") from error
+        if len(rendered) > MAX_RENDERED_CHARS:
+            raise ChatTemplateError(f"the chat template wrote more than {MAX_RENDERED_CHARS} characters")
         return rendered
 
     def _holds_control_token(self, text: str) -> bool:

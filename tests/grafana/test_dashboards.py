@@ -12,8 +12,8 @@ import yaml
 
 from monitoring.grafana.build import DASHBOARDS, FOLDER, files
 from monitoring.table import METRICS
-from tests.dashboards.expressions import metrics_in, panel_expressions, unknown_labels
-from tests.dashboards.grafana_schema import schema_faults
+from tests.grafana.expressions import metrics_in, panel_expressions, unknown_labels
+from tests.grafana.grafana_schema import schema_faults
 
 #: the same in other words as another metric that is shown
 NOT_SHOWN = {"stallfree_prefix_cache_query_tokens_total", "stallfree_prefix_cache_hit_tokens_total"}

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from monitoring.table import METRICS
-from tests.dashboards.expressions import metrics_in, unknown_labels
+from tests.grafana.expressions import metrics_in, unknown_labels
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "monitoring" / "prometheus"

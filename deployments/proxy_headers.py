@@ -1,0 +1,40 @@
+"""What Serve's proxy is spared: headers that it reads itself, with bytes that it cannot read, for which it answers 500.
+
+Serve calls `middlewares` in the proxy's process where `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` names it.
+"""
+
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+#: read by the proxy before any application is asked
+_NAMES = frozenset(
+    {
+        b"x-request-id",
+        b"x-session-id",
+        b"x-request-timeout-seconds",
+        b"x-request-disconnect-disabled",
+        b"serve-multiplexed-model-id",
+    }
+)
+
+
+class ReadableHeaders:
+    """ASGI middleware: leaves those of these headers out that are not ASCII. The request then gets an id as if it had
+    come without one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if any(_is_unreadable(name, value) for name, value in scope.get("headers", ())):
+            headers = [(name, value) for name, value in scope["headers"] if not _is_unreadable(name, value)]
+            scope = {**scope, "headers": headers}
+        await self._app(scope, receive, send)
+
+
+def _is_unreadable(name: bytes, value: bytes) -> bool:
+    return not value.isascii() and name.lower().replace(b"_", b"-") in _NAMES
+
+
+def middlewares() -> list[Middleware]:
+    return [Middleware(ReadableHeaders)]
