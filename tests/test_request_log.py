@@ -77,13 +77,33 @@ def test_a_file_that_was_moved_away_is_made_anew(path: Path, log: RequestLog) ->
     assert len(lines_of(path)) == len(lines_of(path.with_suffix(".old"))) == 1
 
 
+class KeptRecords(logging.Handler):
+    """Of one logger alone: what others make of them is not looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def serve_records() -> Iterator[list[logging.LogRecord]]:
+    logger, kept = logging.getLogger("ray.serve"), KeptRecords()
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(kept)
+    yield kept.records
+    logger.removeHandler(kept)
+    logger.setLevel(level)
+
+
 def test_without_a_file_the_line_goes_to_serves_log_at_info_and_off_writes_none(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    serve_records: list[logging.LogRecord],
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
-    with caplog.at_level(logging.INFO, "ray.serve"):
-        for target in (None, OFF):
-            logged(answering("a"), open_request_log(target, MODEL)).complete()
-    [record] = [record for record in caplog.records if '"event"' in record.getMessage()]
+    for target in (None, OFF):
+        logged(answering("a"), open_request_log(target, MODEL)).complete()
+    [record] = [record for record in serve_records if '"event"' in record.getMessage()]
     assert record.levelno == logging.INFO
     assert json.loads(record.getMessage())["finish_reason"] == "stop"

@@ -28,9 +28,9 @@ from monitoring.table import METRICS, MetricKind
 from tests.chaos.client import Stream, ask, ask_all
 from tests.chaos.paced import body, paced_args, paced_environment
 from tests.chaos.server import APP_NAME, ChaosServer, chaos_server
+from tests.end_to_end.scrape import Growth, Scrape
 from tests.grafana.expressions import filled_in
 from tests.grafana.prometheus_process import Prometheus, prometheus
-from tests.end_to_end.scrape import Growth, Scrape
 from tests.server_process import free_port, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
