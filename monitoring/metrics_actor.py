@@ -5,10 +5,11 @@ It outlives the workers and ingress replicas that push to it. Knows nothing of w
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Thread
 from typing import Any, TypedDict
 from wsgiref.simple_server import WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import ray
 from prometheus_client import start_http_server
@@ -78,7 +79,7 @@ class MetricsActor:
         if port == 0:
             return False
         try:
-            self._server = start_http_server(port, addr=host, registry=self._registry)
+            server, thread = start_http_server(port, addr=host, registry=self._registry)
         except OSError as error:
             if is_new_address:
                 logger.error(
@@ -88,6 +89,8 @@ class MetricsActor:
                     error,
                 )
             return False
+        server.set_app(_in_text_format(server.get_app()))
+        self._server = server, thread
         return True
 
     def _stop_listening(self) -> None:
@@ -97,6 +100,15 @@ class MetricsActor:
             server.server_close()
             thread.join()
             self._server = None
+
+
+def _in_text_format(app: WSGIApplication) -> WSGIApplication:
+    """Whatever is asked for: in OpenMetrics the library writes an underscore for the colon of a name."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return app({**environ, "HTTP_ACCEPT": ""}, start_response)
+
+    return answer
 
 
 def actor_name(app_name: str) -> str:

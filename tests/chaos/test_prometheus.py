@@ -6,6 +6,7 @@ the actor killed.
 """
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -68,6 +69,7 @@ class Run:
     whole: Growth
     calm_streams: list[Stream]
     streams: list[Stream] = field(default_factory=list)
+    log_lines: list[dict[str, Any]] = field(default_factory=list)
 
 
 def mixed_bodies(num: int, first: int, max_tokens: int = 30) -> list[dict[str, Any]]:
@@ -133,8 +135,10 @@ def kill_the_actor(server: ChaosServer) -> list[Stream]:
 @pytest.fixture(scope="module")
 def run(paced_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     port = free_port()
-    args = paced_args(paced_folder, 2, **ENGINE_OPTIONS, **TENANT_OPTIONS) | {"metrics_port": port}
     folder = tmp_path_factory.mktemp("prometheus")
+    log = folder / "requests.jsonl"
+    shown = {"metrics_port": port, "vllm_metric_names": True, "request_log": str(log)}
+    args = paced_args(paced_folder, 2, **ENGINE_OPTIONS, **TENANT_OPTIONS) | shown
     with prometheus(folder, f"127.0.0.1:{port}") as asked, chaos_server(args, paced_environment(STEP_MS)) as server:
         wait_until(lambda: len(asked.newest("stallfree_worker_up == 1")) == 2, UP_AGAIN_TIMEOUT_S)
         first = settled_scrape(server)
@@ -144,7 +148,8 @@ def run(paced_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         streams += kill_a_worker(server)
         streams += kill_the_actor(server)
         last = settled_scrape(server)
-        yield Run(asked, Growth(first, after_calm), Growth(first, last), calm_streams, calm_streams + streams)
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        yield Run(asked, Growth(first, after_calm), Growth(first, last), calm_streams, calm_streams + streams, lines)
 
 
 def test_every_panel_has_data(run: Run) -> None:
@@ -202,6 +207,15 @@ def test_tokens_are_the_sums_of_all_usage(run: Run) -> None:
         total = sum(usage[field_name] for usage in usages)
         assert run.whole(metric) == total
         assert run.whole(metric.replace("stallfree_", "stallfree_tenant_")) == total
+        assert run.whole(metric.replace("stallfree_", "vllm:")) == total
+        assert sum(line[field_name] for line in run.log_lines) == total
+
+
+def test_each_answer_has_a_line_in_the_log_and_dashboards_of_vllm_have_data(run: Run) -> None:
+    answered = [stream.response_id for stream in run.streams if stream.status == 200]
+    assert sorted(line["id"] for line in run.log_lines) == sorted(answered)
+    for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:time_to_first_token_seconds_bucket"):
+        assert run.prometheus.has_data(name), name
 
 
 def test_means_and_percentiles_are_the_clients_own(run: Run) -> None:
