@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from deployments.admission import Admission
 from deployments.answer_meter import AnswerMeter
 from deployments.answers import Answer, AnswerAccepted, Delta, follow
+from deployments.explain.journeys import Journeys
+from deployments.keys import ANYBODY, Caller
 from deployments.merging import merged
 from deployments.protocol.errors import ApiError, bad_request, deadline_passed, overloaded, unavailable
 from deployments.request_log import RequestLog
@@ -35,6 +37,7 @@ class Job:
     answers: list[Answer]
     meter: AnswerMeter
     timeout_s: float | None
+    caller: Caller = ANYBODY
 
     @property
     def deadline_s(self) -> float | None:
@@ -44,9 +47,12 @@ class Job:
 class AnswerRunner:
     """Each answer ends by itself, by its deadline, or when the ingress does."""
 
-    def __init__(self, client: WorkerClient, admission: Admission, request_log: RequestLog) -> None:
+    def __init__(
+        self, client: WorkerClient, admission: Admission, journeys: Journeys, request_log: RequestLog
+    ) -> None:
         self._client = client
         self._admission = admission
+        self._journeys = journeys
         self._request_log = request_log
 
     async def run(self, jobs: list[Job], accepted: asyncio.Event | None = None) -> AsyncGenerator[Delta, None]:
@@ -75,6 +81,9 @@ class AnswerRunner:
         num_open = len(job.answers)
         num_cached_tokens = 0
         passed = deadline_passed(job.timeout_s or 0.0)
+        request = job.request
+        num_prompt_tokens = len(request.prompt_token_ids)
+        journey = self._journeys.begin(request.request_id, job.meter.arrival_s, num_prompt_tokens, job.caller)
         try:
             with self._admission.cutoff(job.deadline_s, passed) as cutoff:
                 async with aclosing(follow(self._client, job.request, job.answers)) as items:
@@ -88,6 +97,7 @@ class AnswerRunner:
                         yield item
                         if outcome != "abort":
                             self._end(job, outcome, num_cached_tokens)  # before the worker is told, which may take long
+                            journey.end(outcome)
         except RequestRejectedError as error:
             is_refused = True
             job.meter.rejected("refused")
@@ -113,6 +123,7 @@ class AnswerRunner:
             outcome = "error"
             raise
         finally:
+            self._journeys.end(journey, "refused" if is_refused else outcome)
             if not is_refused:
                 self._end(job, outcome, num_cached_tokens)
 

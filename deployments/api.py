@@ -24,6 +24,7 @@ from deployments.dialects import messages_routes, responses_routes, tokens_route
 from deployments.disconnects import ClientGoneError
 from deployments.error_responses import error_response
 from deployments.event_stream import events
+from deployments.explain import routes as explain_routes
 from deployments.key_check import ApiKeyCheck, caller_of, claimed_tenant, require_admin
 from deployments.openapi import describe
 from deployments.protocol.body import read_request
@@ -128,6 +129,7 @@ def create_api(cors_origins: Collection[str] = (), *, behind_serve: bool = False
     app.include_router(tokens_routes.router)
     app.include_router(messages_routes.router)
     app.include_router(responses_routes.router)
+    app.include_router(explain_routes.router)
     app.include_router(openapi_routes.router)
     app.include_router(dashboard_routes.router)
     return app
@@ -139,19 +141,30 @@ async def _answer(
     settings = service.settings
     response_id = jobs[0].request.request_id.removesuffix("-0")
     envelope = Envelope(response_id, int(time.time()), settings.served_model_name, settings.system_fingerprint)
+    caller, has_keys = caller_of(request, settings), settings.keys is not None
+
+    async def explained() -> dict[str, Any]:
+        return {"explanation": await service.explain.explanation_if_known(response_id, caller, has_keys=has_keys)}
+
     usage = Usage(prompt_tokens=sum(len(job.request.prompt_token_ids) for job in jobs))
     if body.stream:
         shown_usage = usage if body.include_usage else None
         return streamed(
-            service, jobs, lambda deltas, state: events(deltas, rendering, envelope, shown_usage, state)
+            service,
+            jobs,
+            lambda deltas, state: events(
+                deltas, rendering, envelope, shown_usage, state, explained if body.explain else None
+            ),
         )
     wholes = await whole(request, service, jobs)
     usage.completion_tokens = sum(whole.num_tokens for whole in wholes)
     usage.cached_tokens = sum(whole.num_cached_tokens for whole in wholes)
     if body.is_ranked:
         wholes = best_answers(wholes, body.num_candidates, body.num_choices)
+    closing: dict[str, Any] = {"usage": usage.to_dict()} | (await explained() if body.explain else {})
+
     def render() -> Response:
-        return JSONResponse(whole_response(rendering, envelope, wholes) | {"usage": usage.to_dict()})
+        return JSONResponse(whole_response(rendering, envelope, wholes) | closing)
 
     # Those of a long prompt take longer than other requests should wait.
     return render() if body.num_prompt_logprobs is None else await asyncio.to_thread(render)

@@ -13,6 +13,9 @@ from deployments.admission import Admission
 from deployments.answer_meter import AnswerMeter, ApiMetrics
 from deployments.answer_runs import AnswerRunner, Job
 from deployments.answers import Answer, Delta, TextOptions
+from deployments.dashboard_source import DashboardSource
+from deployments.explain.desk import ExplainDesk, no_others
+from deployments.explain.journeys import Journeys
 from deployments.grammar_checks import check_grammar, grammar_checks
 from deployments.keys import ANYBODY, Caller, KeyRing
 from deployments.protocol.choices import check_limits
@@ -65,7 +68,7 @@ class ApiSettings:
 
 class ApiService:
     """What the routes of one ingress use. `is_ready`, `is_any_worker` (without asking anybody), `metrics_text` and
-    `dashboard_data` come from whoever knows the cluster."""
+    `dashboard` come from whoever knows the cluster."""
 
     def __init__(
         self,
@@ -76,18 +79,20 @@ class ApiService:
         *,
         is_ready: Callable[[], Awaitable[bool]],
         metrics_text: Callable[[], Awaitable[str]],
-        dashboard_data: Callable[[int, str], Awaitable[Mapping[str, Any]]],
+        dashboard: DashboardSource,
         is_any_worker: Callable[[], bool] = lambda: True,
         request_log: RequestLog = NO_LOG,
+        explain: ExplainDesk | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.settings = settings
         self.metrics_text = metrics_text
-        self.dashboard_data = dashboard_data
+        self.dashboard = dashboard
         self.count_rejection = metrics.request_rejected
         self.admission = Admission(settings.max_open_requests, metrics.request_rejected, is_any_worker)
         self._is_ready = is_ready
-        self._runner = AnswerRunner(client, self.admission, request_log)
+        self.explain = explain or ExplainDesk(Journeys(), no_others)
+        self._runner = AnswerRunner(client, self.admission, self.explain.journeys, request_log)
         self._metrics = metrics
         self.chats = ChatForms(tokenizer, settings.tool_call_parser, settings.reasoning_parser)
         self.grammars = grammar_checks(tokenizer, settings.vocab_size)
@@ -215,6 +220,7 @@ class ApiService:
             [Answer(first + sample, self.tokenizer, options, prefix) for sample in range(params.n)],
             meter,
             _shorter(request.timeout, settings.request_timeout_s),
+            caller,
         )
 
     def _check(self, request: GenerationRequest, num_prompts: int) -> None:

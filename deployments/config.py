@@ -18,11 +18,13 @@ from worker.tenant_weights import parse_tenant_weights
 
 #: Ray's processes: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it).
 #: Serve's: the proxy reaches the ingress over gRPC and routes on its own loop, which costs less processor time a chunk;
-#: request logs go to files alone, many lines at a time; headers that the proxy cannot read never reach it
+#: gRPC's messages may be as long as any request or response (its own limit is 4 MiB, and Serve sends what is there as
+#: one); request logs go to files alone, many lines at a time; headers that the proxy cannot read never reach it
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_PROXY_USE_GRPC": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(512 * 1024 * 1024),
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",

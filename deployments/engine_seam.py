@@ -7,10 +7,12 @@ loads torch, and a test can put a small engine in its place.
 import importlib
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
 from deployments.model_facts import ModelFacts
+from scheduler.life_report import LifeReport
 from scheduler.limits import StepLimits
 from scheduler.records import StepRecord
 from worker.config import EngineConfig
@@ -45,6 +47,7 @@ class Loop(Protocol):
     def submit(self, request: EngineRequest) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def finish(self, request_id: str, index: int, num_tokens: int) -> None: ...
+    def life(self, request_id: str) -> "Future[LifeReport | None]": ...
     def status(self) -> LoopStatus: ...
     def records_since(self, step_id: int) -> list[StepRecord]: ...
     @property

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,10 +33,11 @@ async def events(
     envelope: Envelope,
     usage: Usage | None,
     state: StreamState,
+    closing_fields: Callable[[], Awaitable[dict[str, Any]]] | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """The bytes of one stream. A failure before it has begun is raised, so that it can still become an HTTP status;
     a later one is an error event, after which the stream ends without `[DONE]`. `usage`, where it was asked for,
-    is filled in and sent in a last chunk of its own."""
+    is filled in and sent in a last chunk of its own, with the `closing_fields`, asked for when all else is sent."""
     try:
         async with aclosing(deltas):
             async for delta in deltas:
@@ -52,8 +53,11 @@ async def events(
             raise
         yield _event(_failure(error, envelope.response_id))
         return
-    if usage is not None:
-        yield _event(envelope.to_dict(rendering.chunk_kind, []) | {"usage": usage.to_dict()})
+    last = {} if usage is None else {"usage": usage.to_dict()}
+    if closing_fields is not None:
+        last |= await closing_fields()
+    if last:
+        yield _event(envelope.to_dict(rendering.chunk_kind, []) | last)
     yield _DONE
 
 

@@ -10,6 +10,8 @@ import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from deployments.explain.journey import Journey
+from deployments.explain.journeys import Journeys
 from deployments.frames import Frame
 from deployments.resumption import Resumption
 from deployments.worker_client import (
@@ -69,26 +71,35 @@ class FailoverClient:
     What the engine refuses or fails by itself is handed on: another worker would say the same.
     """
 
-    def __init__(self, client: AttemptClient, accept_s: float, on_failover: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        client: AttemptClient,
+        accept_s: float,
+        on_failover: Callable[[str], None],
+        journeys: Journeys | None = None,
+    ) -> None:
         """`accept_s`: how long a request that was running may wait for another worker. `on_failover` is called with
-        the reason for each worker that is lost to a request."""
+        the reason for each worker that is lost to a request. `journeys` are told what happened when."""
         self._client = client
         self._accept_s = accept_s
         self._on_failover = on_failover
+        self._journeys = journeys or Journeys()
         self._open: dict[str, Resumption] = {}
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[list[Frame], None]:
         resumption = self._open[request.request_id] = Resumption(request)
+        journey = self._journeys.of(request.request_id)
         patience = _Patience()
         lost: set[str] = set()
         try:
             while not resumption.is_ended:
                 try:
-                    async with aclosing(self._attempt(resumption, frozenset(lost))) as attempt:
+                    async with aclosing(self._attempt(resumption, journey, frozenset(lost))) as attempt:
                         async for frames in attempt:
                             yield frames
                 except WorkerLostError as error:
                     self._on_failover(error.reason)
+                    journey.lost(error.reason)
                     logger.warning("request %s: %s", request.request_id, error)
                     lost.add(error.replica_id)
                     await asyncio.sleep(patience.pause_s(error, has_progress=resumption.has_progress))
@@ -107,21 +118,25 @@ class FailoverClient:
             await self._client.abort(resumption.attempt.request_id)
 
     async def _attempt(
-        self, resumption: Resumption, lost: frozenset[str]
+        self, resumption: Resumption, journey: Journey, lost: frozenset[str]
     ) -> AsyncGenerator[list[Frame], None]:
         """The frames of one attempt that are news to the caller, until it ends or its worker is lost."""
         attempt = resumption.next_attempt()
+        journey.sent(attempt.request_id)
         was_accepted = resumption.is_accepted
         attempts = self._until_room(attempt, lost) if was_accepted else self._client.generate(attempt, lost)
         try:
             async with aclosing(attempts) as stream:
+                journey.asked()
                 async for frames in stream:
+                    journey.received(frames)
                     is_first = not resumption.replica_id
                     fresh = resumption.take(frames)
                     if was_accepted and is_first:
                         await self._tell_of_ends(resumption)
                     if fresh:
                         yield fresh
+                    journey.asked()
         except (WorkerUnavailableError, WorkerOverloadedError) as error:
             if not was_accepted:
                 raise

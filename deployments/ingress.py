@@ -18,6 +18,10 @@ from ray.serve.handle import DeploymentHandle
 from deployments.api import create_api
 from deployments.api_service import ApiService, ApiSettings
 from deployments.build_facts import ingress_build
+from deployments.dashboard_source import ActorDashboard
+from deployments.explain.desk import ExplainDesk
+from deployments.explain.journeys import Journeys
+from deployments.explain.push import ExplanationPusher
 from deployments.failover import FailoverClient
 from deployments.keys import KeyRing
 from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
@@ -28,7 +32,7 @@ from deployments.request_log import open_request_log
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
 from monitoring.ingress_metrics import IngressMetrics
-from monitoring.metrics_actor import DashboardData, get_or_create
+from monitoring.metrics_actor import get_or_create
 from worker.prefix_keys import PrefixKeys
 from worker.text import Tokenizer
 from worker.weights import resolve_model
@@ -86,14 +90,14 @@ class Ingress:
             asyncio.to_thread(_load_tokenizer, settings),
         )
         facts: ModelFacts = await self._describe.remote()
+        attempts = ServeWorkerClient(
+            worker, settings.timeouts, ROUTER_STATE, self._metrics.routed, _prefix_keys(settings, facts)
+        )
+        source = f"ingress-{context.replica_id.unique_id}"
+        journeys = Journeys(attempts.life)
+        self._explanations = ExplanationPusher(self._actor, source, journeys)
         self._service = ApiService(
-            FailoverClient(
-                ServeWorkerClient(
-                    worker, settings.timeouts, ROUTER_STATE, self._metrics.routed, _prefix_keys(settings, facts)
-                ),
-                settings.timeouts.accept_s,
-                self._metrics.failover,
-            ),
+            FailoverClient(attempts, settings.timeouts.accept_s, self._metrics.failover, journeys),
             tokenizer,
             ApiSettings(
                 served_model_name=settings.model_name,
@@ -113,13 +117,14 @@ class Ingress:
             self._metrics,
             is_ready=ReadyProbe(ROUTER_STATE.running_ids, self._ask_worker).is_ready,
             metrics_text=self._metrics_text,
-            dashboard_data=self._dashboard_data,
+            dashboard=ActorDashboard(self._actor),
             is_any_worker=ROUTER_STATE.has_running,
             request_log=self._request_log,
+            explain=ExplainDesk(journeys, self._explanations.find),
         )
         self._cors_origins = settings.cors_origins
         self._service.grammars.warm_up()
-        self._pusher = MetricsPusher(self._actor, f"ingress-{context.replica_id.unique_id}")
+        self._pusher = MetricsPusher(self._actor, source)
         self._reporter = asyncio.create_task(self._report_metrics())
         self._reporter.add_done_callback(log_failure)
 
@@ -151,13 +156,10 @@ class Ingress:
             raise unavailable("the metrics actor is starting again") from error
         return text
 
-    async def _dashboard_data(self, cursor: int, store_id: str) -> DashboardData:
-        data: DashboardData = await self._actor.dashboard.remote(cursor, store_id)
-        return data
-
     async def _report_metrics(self) -> None:
         while True:
             await self._pusher.push(self._metrics.snapshot())
+            await self._explanations.push()
             await asyncio.sleep(PUSH_PERIOD_S)
 
     async def __del__(self) -> None:

@@ -1,5 +1,6 @@
 """Where API keys are asked for: an ASGI middleware over every route, and what it found, for the routes."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
@@ -43,7 +44,9 @@ class ApiKeyCheck:
 def caller_of(request: Request, settings: "ApiSettings") -> Caller:
     """Whose request it is: its key's tenant, or without keys the tenant that the header names."""
     caller: Caller | None = getattr(request.state, "caller", None)
-    return caller if caller is not None else Caller(tenant_of(request.headers, settings.tenant_header))
+    if caller is None:
+        caller = Caller(tenant_of(request.headers, settings.tenant_header))
+    return replace(caller, http_request_id=request.state.request_id)
 
 
 def claimed_tenant(scope: Scope, settings: "ApiSettings") -> str:

@@ -22,11 +22,14 @@ class KeysError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is. `most_urgent_priority`: no request of theirs is more urgent (lower is more urgent)."""
+    """Whose request it is. `most_urgent_priority`: no request of theirs is more urgent (lower is more urgent). `key_id`
+    tells keys apart and says nothing of them. `http_request_id` is the `x-request-id` of this very request."""
 
     tenant: str = ""
     is_admin: bool = False
     most_urgent_priority: int = MOST_URGENT_PRIORITY
+    key_id: str = field(default="", compare=False)
+    http_request_id: str = field(default="", compare=False)
 
 
 #: who asks a server that has no keys and names no tenants
@@ -50,7 +53,10 @@ class KeyRing:
             first = digests.index(digest)
             if first != position:
                 raise KeysError(f"entries {first + 1} and {position + 1} have the same key")
-        callers = tuple(Caller(entry.tenant, entry.admin, entry.max_priority) for entry in entries)
+        callers = tuple(
+            Caller(entry.tenant, entry.admin, entry.max_priority, hashlib.sha256(digest).hexdigest()[:16])
+            for entry, digest in zip(entries, digests, strict=True)
+        )
         return cls(tuple(digests), callers, _weights(entries))
 
     @property

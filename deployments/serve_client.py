@@ -27,6 +27,7 @@ from deployments.worker_client import (
     WorkerUnavailableError,
 )
 from deployments.worker_errors import is_worker_lost
+from scheduler.life_report import LifeReport
 from worker.prefix_keys import PrefixKeys
 from worker.types import EngineRequest
 
@@ -71,6 +72,7 @@ class ServeWorkerClient:
         self._generate = handle.options(method_name="generate", stream=True, _by_reference=False)
         self._finish = handle.options(method_name="finish", _by_reference=False)
         self._abort = handle.options(method_name="abort", _by_reference=False)
+        self._life = handle.options(method_name="life", _by_reference=False)
         self._timeouts = timeouts
         self._state = state
         self._on_routed = on_routed
@@ -102,6 +104,15 @@ class ServeWorkerClient:
 
     async def abort(self, request_id: str) -> None:
         await self._tell(self._abort, request_id)
+
+    async def life(self, request_id: str, replica_id: str) -> LifeReport | None:
+        """What the worker says that the attempt's time was spent on; None where it is gone or does not know."""
+        try:
+            life: LifeReport | None = await _call(self._life, request_id, target_replica=replica_id)
+        except RayError as error:
+            logger.warning("worker %s could not be asked about a request: %s", replica_id, error)
+            return None
+        return life
 
     async def _tell(self, handle: DeploymentHandle[Any], request_id: str, *args: int) -> None:
         replica_id = self._replica_of.get(request_id)

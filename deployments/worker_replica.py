@@ -25,6 +25,7 @@ from deployments.router import BLOCK_SIZE_KEY
 from deployments.worker_reporter import WorkerReporter
 from deployments.worker_service import WorkerService
 from monitoring.metrics_actor import get_or_create
+from scheduler.life_report import LifeReport
 from scheduler.limits import LimitError
 from worker.config import EngineConfig
 from worker.types import EngineRequest
@@ -137,6 +138,9 @@ class WorkerReplica:
 
     async def abort(self, request_id: str, target_replica: str | None = None) -> None:
         self._service.abort(request_id)
+
+    async def life(self, request_id: str, target_replica: str | None = None) -> LifeReport | None:
+        return await self._service.life(request_id)
 
     async def describe(self, target_replica: str | None = None) -> ModelFacts:
         """Raises `WorkerDeadError` where requests would not be served."""

@@ -15,12 +15,15 @@ from deployments.frames import Accepted, Frame, Heartbeat, Overloaded
 from deployments.live_options import LiveOptions
 from deployments.worker_queue import QueueLimits, WorkerQueue
 from deployments.worker_streams import HEARTBEAT_CHECK_S, WorkerStreams
+from scheduler.life_report import LifeReport
 from worker.types import EngineRequest, TokenEvent
 
 logger = logging.getLogger(__name__)
 
 #: how long the streams of a dead engine may take to hand on their error events before the process ends
 EXIT_DELAY_S = 1.0
+#: the engine answers between two steps
+LIFE_TIMEOUT_S = 2.0
 #: for bytes that were written to leave the process
 _FLUSH_S = 0.1
 
@@ -101,6 +104,14 @@ class WorkerService:
 
     def abort(self, request_id: str) -> None:
         self._engine_loop.abort(request_id)
+
+    async def life(self, request_id: str) -> LifeReport | None:
+        """What the request's time was spent on; None where the engine does not know it, or does not answer."""
+        try:
+            async with asyncio.timeout(LIFE_TIMEOUT_S):
+                return await asyncio.wrap_future(self._engine_loop.life(request_id))
+        except TimeoutError:
+            return None
 
     def check_health(self) -> None:
         """Reads the loop's status and no more, so that a long step cannot make it late."""

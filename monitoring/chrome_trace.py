@@ -1,25 +1,42 @@
-"""A window of steps in Chrome's trace event format, which Perfetto and chrome://tracing draw.
+"""A window of steps and of requests' lives in Chrome's trace event format, which Perfetto and chrome://tracing draw.
 
-Source: the "Trace Event Format" document; `ph` X are complete events, C counters, i instants, M names. Times are
-microseconds. Owns what is drawn where; knows neither HTTP nor who keeps the steps.
+Source: the "Trace Event Format" document. `ph` X are complete events, b and e the begin and end of nestable
+asynchronous ones, C counters, i instants, M names; times are microseconds. Owns what is drawn where; knows neither HTTP
+nor who keeps the steps.
 """
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from monitoring.step_feed import FIELDS, MAX_CHUNKS, StepBatch
+from monitoring.step_feed import FIELDS, MAX_CHUNKS, Row
 
 Event = dict[str, Any]
 
 #: lanes of one worker
 _STEPS, _FIRST_CHUNK = 1, 2
+#: the process that stands for all requests; workers come after it
+_REQUESTS = 0
 
 
-def chrome_trace(steps: StepBatch, now_ms: float, window_s: float) -> dict[str, Any]:
-    """The steps that ended at most `window_s` before `now_ms`, a process for each worker, chunks below their steps."""
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A request that ended at `ended_ms`. `timeline`: [name, cause, milliseconds], one after the other."""
+
+    request_id: str
+    ended_ms: float
+    timeline: list[list[Any]]
+
+
+def chrome_trace(steps: Mapping[str, list[Row]], lives: Iterable[Life]) -> dict[str, Any]:
+    """A process for each worker, whose `steps` are rows of `monitoring.step_feed`, chunks below their steps; and one
+    for requests, each with the parts of its time below it."""
     events: list[Event] = []
-    for pid, worker in enumerate(sorted(steps["rows"], key=int), start=1):
-        rows: list[dict[str, Any]] = [dict(zip(FIELDS, row, strict=True)) for row in steps["rows"][worker]]
-        rows = [values for values in rows if now_ms - values["ended_ms"] <= window_s * 1e3]
+    if requests := [event for life in lives for event in _life(life)]:
+        events.append({"ph": "M", "pid": _REQUESTS, "name": "process_name", "args": {"name": "requests"}})
+        events += requests
+    for pid, worker in enumerate(sorted(steps, key=int), start=1):
+        rows: list[dict[str, Any]] = [dict(zip(FIELDS, row, strict=True)) for row in steps[worker]]
         if rows:
             events += _names(pid, worker)
             events += [event for values in rows for event in _step(pid, values)]
@@ -33,6 +50,18 @@ def _names(pid: int, worker: str) -> list[Event]:
         {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
         for tid, name in lanes.items()
     ]
+
+
+def _life(life: Life) -> list[Event]:
+    begin_us = (life.ended_ms - sum(ms for _, _, ms in life.timeline)) * 1e3
+    common: Event = {"pid": _REQUESTS, "tid": 1, "cat": "request", "id": life.request_id}
+    begins: list[Event] = [common | {"ph": "b", "ts": begin_us, "name": life.request_id}]
+    for name, cause, ms in life.timeline:
+        end_us = begin_us + ms * 1e3
+        begins.append(common | {"ph": "b", "ts": begin_us, "name": name, "args": {"cause": cause}})
+        begins.append(common | {"ph": "e", "ts": end_us, "name": name})
+        begin_us = end_us
+    return [*begins, common | {"ph": "e", "ts": begin_us, "name": life.request_id}]
 
 
 def _step(pid: int, values: dict[str, Any]) -> list[Event]:

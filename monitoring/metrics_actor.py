@@ -14,10 +14,10 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 import ray
 from prometheus_client import start_http_server
 from ray.actor import ActorHandle
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from monitoring.accumulator import Snapshot
 from monitoring.dashboard_data import NowView, now_view
+from monitoring.explanation_store import ExplanationStore, StoredExplanation
 from monitoring.exposition import StoreCollector, registry_of, render
 from monitoring.metrics_store import Inheritance, MetricsStore
 from monitoring.step_feed import Row, StepBatch, StepFeed
@@ -26,14 +26,24 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "serve"
 _HEAD_RESOURCE = "node:__internal_head__"
+#: of the one that a head node has
+_HEAD_SHARE = 0.001
 
 
 class DashboardData(TypedDict):
-    """`now_ms` is on the clock of the steps' `ended_ms`."""
+    """`now_ms` is on the clock of the steps' `ended_ms` and, in seconds, of the requests' `ended_s`."""
 
     now_ms: float
     now: NowView
     steps: StepBatch
+    newest: list[StoredExplanation]
+
+
+class Window(TypedDict):
+    """The newest past: rows of steps by worker, and requests that ended."""
+
+    rows: dict[str, list[Row]]
+    newest: list[StoredExplanation]
 
 
 class MetricsActor:
@@ -41,6 +51,7 @@ class MetricsActor:
 
     def __init__(self, host: str, port: int, *, with_vllm_names: bool = False) -> None:
         self._store = MetricsStore(time.monotonic)
+        self._explanations = ExplanationStore(time.monotonic)
         self._collector = StoreCollector(self._store, with_vllm_names=with_vllm_names)
         self._registry = registry_of(self._collector)
         self._steps = StepFeed()
@@ -54,13 +65,29 @@ class MetricsActor:
     def push_steps(self, worker: str, rows: list[Row]) -> None:
         self._steps.add(worker, rows, time.monotonic() * 1e3)
 
-    def dashboard(self, cursor: int, store_id: str) -> DashboardData:
+    def dashboard(self, cursor: int, store_id: str, num_requests: int) -> DashboardData:
         """What the page at `/dashboard` draws. The arguments are those of the last answer's `steps`, or 0 and ""."""
         steps = self._steps.since(cursor, store_id)
-        return {"now_ms": round(time.monotonic() * 1e3, 1), "now": now_view(self._store), "steps": steps}
+        newest = self._explanations.newest(num_requests)
+        now_ms = round(time.monotonic() * 1e3, 1)
+        return {"now_ms": now_ms, "now": now_view(self._store), "steps": steps, "newest": newest}
+
+    def window(self, seconds: float, num_requests: int) -> Window:
+        since_s = time.monotonic() - seconds
+        newest = self._explanations.newest(num_requests, since_s)
+        return {"rows": self._steps.ended_since(since_s * 1e3), "newest": newest}
 
     def drop(self, source: str, epoch: str | None = None) -> None:
         self._store.drop(source, epoch)
+
+    def put_explanations(self, source: str, ended: list[StoredExplanation], holds_requests: bool) -> list[str]:
+        return self._explanations.put(source, ended, holds_requests=holds_requests)
+
+    def answer_explanation(self, request_id: str, running: list[StoredExplanation]) -> None:
+        self._explanations.answer(request_id, running)
+
+    def find_explanations(self, source: str, request_id: str) -> tuple[list[StoredExplanation], bool]:
+        return self._explanations.find(source, request_id)
 
     def render(self) -> str:
         return render(self._registry)
@@ -116,7 +143,8 @@ def actor_name(app_name: str) -> str:
 
 
 def get_or_create(app_name: str, host: str, port: int, *, with_vllm_names: bool = False) -> ActorHandle[Any]:
-    """The application's metrics actor, on the head node if that has room for it (its scrape port should stay put).
+    """The application's metrics actor, on the head node: its scrape port should stay put, and go along
+    where a head that was lost is replaced.
 
     Any number of processes may call this at once; all get the same actor. The last caller's options hold."""
     options: dict[str, Any] = {
@@ -127,9 +155,9 @@ def get_or_create(app_name: str, host: str, port: int, *, with_vllm_names: bool 
         "num_cpus": 0,
         "max_restarts": -1,
     }
-    head_node_id = _head_node_id()
-    if head_node_id is not None:
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(head_node_id, soft=True)
+    if _has_head():
+        # By a resource that every head has, not by the node's id, which a replacement has not.
+        options["resources"] = {_HEAD_RESOURCE: _HEAD_SHARE}
     actor_class: Any = ray.remote(MetricsActor)
     actor: ActorHandle[Any] = actor_class.options(**options).remote(
         host, port, with_vllm_names=with_vllm_names
@@ -140,12 +168,9 @@ def get_or_create(app_name: str, host: str, port: int, *, with_vllm_names: bool 
     return actor
 
 
-def _head_node_id() -> str | None:
+def _has_head() -> bool:
     list_nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
-    for node in list_nodes():
-        if node["Alive"] and _HEAD_RESOURCE in node["Resources"]:
-            return str(node["NodeID"])
-    return None
+    return any(node["Alive"] and _HEAD_RESOURCE in node["Resources"] for node in list_nodes())
 
 
 def remove(app_name: str) -> None:

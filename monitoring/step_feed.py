@@ -77,10 +77,9 @@ class StepFeed:
                 kept = deque(maxlen=MAX_STEPS)
             self._rows[worker] = kept  # the one that reported last stands last
             for row in rows:
-                age_ms = row[_ENDED]
-                assert isinstance(age_ms, float)
+                ended_ms = round(now_ms - _ended_ms(row), 1)
                 self._cursor += 1
-                kept.append((self._cursor, [*row[:_ENDED], round(now_ms - age_ms, 1), *row[_ENDED + 1 :]]))
+                kept.append((self._cursor, [*row[:_ENDED], ended_ms, *row[_ENDED + 1 :]]))
             while len(self._rows) > MAX_WORKERS:
                 del self._rows[next(iter(self._rows))]
 
@@ -95,6 +94,17 @@ class StepFeed:
             for _, worker, row in new:
                 rows.setdefault(worker, []).append(row)
             return {"store_id": self._store_id, "cursor": self._cursor, "rows": rows}
+
+    def ended_since(self, ms: float) -> dict[str, list[Row]]:
+        """Rows by worker, oldest first, of the steps that ended at `ms` or later on the clock of `now_ms`."""
+        with self._lock:
+            return {worker: [row for _, row in kept if _ended_ms(row) >= ms] for worker, kept in self._rows.items()}
+
+
+def _ended_ms(row: Row) -> float:
+    value = row[_ENDED]
+    assert isinstance(value, float)
+    return value
 
 
 def _newer(kept: deque[tuple[int, Row]], after: int) -> list[tuple[int, Row]]:

@@ -11,6 +11,8 @@ from scheduler.least_squares import solve_not_negative
 MEMORY_STEPS = 400.0
 #: a step that took longer than so many times what was foreseen counts as that: another process, a page fault
 MAX_SURPRISE = 2.0
+#: a foreseen time below this share of what a step took says that there never was a step of its kind
+NOTHING_FORESEEN = 1e-3
 #: until so many steps have been seen, nothing is foreseen
 MIN_STEPS_SEEN = 8
 #: coefficients are solved for again every so many steps
@@ -51,8 +53,10 @@ class StepTimeEstimate:
         expected_s = duration_s
         if self.num_steps >= MIN_STEPS_SEEN:
             # Errors relative to what is foreseen: relative to what was measured, short steps would weigh more.
-            expected_s = self.predict_s(load, num_prefill_tokens)
-            duration_s = min(duration_s, MAX_SURPRISE * expected_s)
+            foreseen_s = self.predict_s(load, num_prefill_tokens)
+            if foreseen_s > NOTHING_FORESEEN * duration_s:
+                expected_s = foreseen_s
+                duration_s = min(duration_s, MAX_SURPRISE * expected_s)
         product = num_prefill_tokens * (load.num_prompt_context_tokens + num_prefill_tokens / 2)
         terms = (1.0, num_prefill_tokens, load.num_decodes, load.num_context_tokens, product)
         relative = [term / expected_s for term in terms]

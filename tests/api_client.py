@@ -13,6 +13,7 @@ from fastapi.routing import iter_route_contexts
 from deployments.api import ApiService, ApiSettings, create_api
 from deployments.request_log import NO_LOG, RequestLog
 from tests.fake_worker import CountedMetrics, FakeWorker
+from tests.no_dashboard import NoDashboard
 from tests.tiny_tokenizers import folder_of, tokenizer_of
 from worker.text import Tokenizer
 
@@ -46,7 +47,7 @@ class Api:
             self.metrics,
             is_ready=self._is_ready,
             metrics_text=self._metrics_text,
-            dashboard_data=self._dashboard_data,
+            dashboard=NoDashboard(),
             is_any_worker=lambda: self.are_workers_running,
             request_log=self.request_log,
         )
@@ -56,9 +57,6 @@ class Api:
 
     async def _metrics_text(self) -> str:
         return "# HELP a b\n"
-
-    async def _dashboard_data(self, cursor: int, store: str) -> dict[str, Any]:
-        return {}
 
     def transport(self) -> httpx.ASGITransport:
         return httpx.ASGITransport(self.app, raise_app_exceptions=False)

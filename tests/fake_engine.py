@@ -8,10 +8,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from deployments.model_facts import ModelFacts
 from scheduler.config import SchedulerConfig
+from scheduler.life_report import LifeReport
 from scheduler.limits import StepLimits, check_limits, limits_of
 from scheduler.records import StepRecord
 from worker.config import EngineConfig
@@ -116,6 +118,12 @@ class FakeLoop:
                 self._refused.append(TokenEvent(request_id, index, [], finish_reason="stop"))
                 if not held.outputs:
                     del self._running[request_id]
+
+    def life(self, request_id: str) -> "Future[LifeReport | None]":
+        """This engine keeps no lives."""
+        answer: Future[LifeReport | None] = Future()
+        answer.set_result(None)
+        return answer
 
     def set_limits(self, limits: StepLimits) -> None:
         check_limits(limits, self._start_config)

@@ -12,6 +12,7 @@ from deployments.api import ApiService, ApiSettings, create_api
 from deployments.frames import Frame
 from deployments.worker_service import WorkerService
 from tests.fake_worker import CountedMetrics
+from tests.no_dashboard import NoDashboard
 from tests.server_process import free_port
 from worker.config import EngineConfig
 from worker.engine import Engine
@@ -64,7 +65,7 @@ def serving_in_process(config: EngineConfig) -> Iterator[LocalServer]:
             CountedMetrics(),
             is_ready=_yes,
             metrics_text=_nothing,
-            dashboard_data=_no_data,
+            dashboard=NoDashboard(),
         )
         server.config.app = api
         await server.serve()
@@ -100,10 +101,6 @@ def _wait_for(server: uvicorn.Server, thread: threading.Thread) -> None:
 
 async def _yes() -> bool:
     return True
-
-
-async def _no_data(cursor: int, store: str) -> dict[str, object]:
-    return {}
 
 
 async def _nothing() -> str:

@@ -129,3 +129,14 @@ def test_a_target_that_is_no_time_is_refused(target: float) -> None:
 def test_the_default_policy_refuses_a_target() -> None:
     with pytest.raises(ConfigError, match="chunked_prefill"):
         check_engine_config(EngineConfig(target_itl_ms=50.0, scheduler_policy="default"))
+
+
+def test_a_kind_of_step_that_never_was_is_learnt_from():
+    """Prompts whose steps take as long as what they read, and nothing else, leave nothing for a step without any."""
+    estimate = StepTimeEstimate()
+    for number in range(1, 41):
+        estimate.learn(StepLoad(0, 0, 64 * number), 64, 1e-6 * 64 * (64 * number + 32))
+    assert estimate.predict_s(StepLoad(1, 0, 0), 0) < 1e-9
+    for _ in range(40):
+        estimate.learn(StepLoad(1, 0, 0), 0, 0.01)
+    assert estimate.predict_s(StepLoad(1, 0, 0), 0) == pytest.approx(0.01, rel=0.3)

@@ -112,6 +112,16 @@ def test_it_is_ready_and_names_its_model(cluster: Cluster):
     assert [model["id"] for model in models["data"]] == ["tiny"]
 
 
+@pytest.mark.parametrize("num_chars", [4_100_000, 1_500_000])
+def test_a_request_or_a_response_of_more_than_four_mebibytes_comes_through(cluster: Cluster, num_chars: int):
+    # Beyond gRPC's own limit for a message: 4 MiB.
+    text = "a" * num_chars
+    response = httpx.post(f"{cluster.url}/tokenize", json={"model": "tiny", "prompt": text}, timeout=60)
+    assert response.status_code == 200, response.text[:500]
+    assert len(response.content) > 4 * 1024 * 1024
+    assert response.json()["count"] >= num_chars // 4
+
+
 def test_a_worker_tells_its_facts_and_answers(cluster: Cluster):
     frames = asyncio.run(frames_of(cluster.client(), request("one", [3, 4], 12)))
     assert isinstance(frames[0], Accepted)

@@ -21,6 +21,7 @@ from scheduler import (
 )
 from scheduler.records import StepRecord
 from worker.config import EngineConfig
+from worker.engine_lives import EngineLives
 from worker.engine_totals import EngineTotals
 from worker.grammar.errors import GrammarBusyError, GrammarError
 from worker.grammar.requests import RequestGrammars
@@ -63,6 +64,7 @@ class Engine:
         self.block_manager = BlockManager(config.block_size, config.num_device_blocks, config.num_host_blocks)
         self._recorder = open_recorder(config.record)
         self.scheduler = Scheduler(config.scheduler_config(), self.block_manager, self._recorder)
+        self.lives = EngineLives(clock, is_fair=self.scheduler.share is not None)
         self._sampler = Sampler(facts.vocab_size, facts.eos_token_ids, loaded.tensor_pool.device)
         self._keys: PrefixKeys | None = None
         if config.enable_prefix_caching:
@@ -99,6 +101,7 @@ class Engine:
             raise RequestError(str(error)) from error
         except (GrammarError, GrammarBusyError) as error:
             raise RequestError(f"grammar: {error}") from error
+        self.lives.arrived(request, group, now)
         self._open[request.request_id] = OpenRequest(
             params,
             request.prompt_token_ids,
@@ -128,13 +131,17 @@ class Engine:
 
     def step(self, now: float) -> list[TokenEvent]:
         """Plan at `now` (seconds), move blocks, run, sample and settle one step; returns its events."""
+        self.lives.tell(self._events, self._open)  # of those that ended since the last step
         outputs = self.scheduler.schedule(now)
         self._report(outputs.ended)
-        if not outputs.is_empty:
+        if outputs.is_empty:
+            self.lives.settled(self.scheduler.records.newest)
+        else:
             self._move_blocks(outputs)
             logits = self._runner.execute(outputs)
             self._settle(outputs, logits)
         events, self._events = self._events, []
+        self.lives.tell(events, self._open)
         return events
 
     def _move_blocks(self, outputs: SchedulerOutputs) -> None:
@@ -168,6 +175,7 @@ class Engine:
         for request_id, choices in beams.items():
             if not choices:
                 self._end_beams(request_id)
+        self.lives.settled(self.scheduler.records.newest)
         self._count(self.scheduler.records.newest)
 
     def _score_prompts(self, chunks: list[ScheduledChunk]) -> None:

@@ -8,9 +8,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
+from scheduler.life_report import LifeReport
 from scheduler.limits import StepLimits
 from scheduler.records import StepRecord
 from worker.arrivals import Arrival, UnpreparedArrivals
@@ -54,7 +56,13 @@ class _Prepared:
     request_id: str
 
 
-_Command = Arrival | _Prepared | _Abort | _Finish | StepLimits | None
+@dataclass(frozen=True, slots=True)
+class _LifeQuestion:
+    request_id: str
+    answer: "Future[LifeReport | None]"
+
+
+_Command = Arrival | _Prepared | _Abort | _Finish | _LifeQuestion | StepLimits | None
 
 
 class EngineLoop:
@@ -116,6 +124,12 @@ class EngineLoop:
 
     def finish(self, request_id: str, index: int, num_tokens: int) -> None:
         self._commands.put(_Finish(request_id, index, num_tokens))
+
+    def life(self, request_id: str) -> "Future[LifeReport | None]":
+        """What the request's time was spent on, answered between two steps; never by a loop that is dead or hangs."""
+        question = _LifeQuestion(request_id, Future())
+        self._commands.put(question)
+        return question.answer
 
     def set_limits(self, limits: StepLimits) -> None:
         """Hold from the next step on. Raises `LimitError` and changes nothing for what cannot hold here."""
@@ -198,6 +212,9 @@ class EngineLoop:
             self._abort(command.request_id)
         elif isinstance(command, _Finish):
             self._engine.finish(command.request_id, command.index, command.num_tokens)
+        elif isinstance(command, _LifeQuestion):
+            if command.answer.set_running_or_notify_cancel():
+                command.answer.set_result(self._engine.lives.report(command.request_id))
         elif isinstance(command, StepLimits):
             self._engine.scheduler.set_limits(command)
 

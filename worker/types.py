@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from scheduler.life_report import LifeReport
+
 #: JSON text of a schema for json_schema, a JSON list for choice, Lark or GBNF for ebnf, nothing for json_object
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf"]
 
@@ -100,7 +102,8 @@ class TokenEvent:
     `is_refusal`: it is for what the request asks, and nothing is wrong with the engine; `is_worker_lost`: the engine
     died or is stopping, and another one may go on with the request. The first event of a request says how many tokens
     of its prompt the prefix cache gave (`num_cached_tokens`; None in the others), and has the log-probabilities of its
-    prompt from the second token on, if the request wants them (`prompt_logprobs`).
+    prompt from the second token on, if the request wants them (`prompt_logprobs`). The last event of a request, and
+    some before it, say what its time was spent on (`life`).
     """
 
     request_id: str
@@ -113,6 +116,7 @@ class TokenEvent:
     is_worker_lost: bool = False
     num_cached_tokens: int | None = None
     prompt_logprobs: list[PromptTokenLogprobs] | None = None
+    life: LifeReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> OneLineParser:
-    from deployments.cli import bench, generate, replay, serve, simulate
+    from deployments.cli import bench, explain, generate, replay, serve, simulate
 
     parser = OneLineParser(
         prog=PROGRAM,
@@ -53,11 +53,12 @@ def _parser() -> OneLineParser:
     bench.add_parser(subparsers)
     simulate.add_parser(subparsers)
     replay.add_parser(subparsers)
+    explain.add_parser(subparsers)
     return parser
 
 
 def _run(args: argparse.Namespace) -> int:
-    from deployments.cli import bench, generate, replay, serve, simulate
+    from deployments.cli import bench, explain, generate, replay, serve, simulate
 
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "serve": serve.run,
@@ -65,6 +66,7 @@ def _run(args: argparse.Namespace) -> int:
         "bench": bench.run,
         "simulate": simulate.run,
         "replay": replay.run,
+        "explain": explain.run,
     }
     return commands[args.command](args)
 

@@ -70,6 +70,7 @@ class GenerationRequest(_Body, AnswerForm):
     user: str | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    explain: bool | None = None
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:

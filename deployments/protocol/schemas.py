@@ -74,6 +74,7 @@ class Completion(Described):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: CompletionUsage
+    explanation: dict[str, Any] | None = None
 
 
 class TopLogprob(Described):
@@ -126,6 +127,7 @@ class ChatCompletion(Described):
     choices: list[ChatChoice]
     usage: CompletionUsage
     prompt_logprobs: list[Any] | None = None
+    explanation: dict[str, Any] | None = None
 
 
 class Status(Described):

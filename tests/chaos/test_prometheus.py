@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 #: of a pool that does not hold what may run at once
 ENGINE_OPTIONS = {
-    "max_num_batched_tokens": 64,
+    "max_num_batched_tokens": 48,
     "max_num_seqs": 8,
     "num_device_blocks": 40,
     "num_host_blocks": 24,

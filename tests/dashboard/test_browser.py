@@ -161,6 +161,27 @@ def test_it_shows_a_server_under_load_and_goes_on_doing_so(browser: "Browser", s
         assert visited.hosts == {server.url}
 
 
+def test_a_request_is_opened_by_keyboard_and_says_where_its_time_went(browser: "Browser", server: ServerProcess):
+    with visit(browser, server.url) as visited:
+        page = visited.page
+        page.locator("#requests button").first.wait_for()
+        page.locator("#pause").press("Enter")
+        first = page.locator("#requests button").first
+        request_id = first.get_attribute("data-id")
+        first.press("Enter")
+        page.locator("#detail table").first.wait_for()
+        assert visited.text("#detail-title") == request_id
+        parts = page.locator("#detail table").first.locator("tbody tr td:first-child").all_inner_texts()
+        assert {"prefill", "decode"} <= set(parts)
+        shown = httpx.get(f"{server.url}/v1/requests/{request_id}/explain", headers={"x-api-key": ADMIN_KEY}).json()
+        assert set(parts) == {part["name"] for part in shown["parts"] if part["ms"] > 0}
+        steps = [chunk["step_id"] for chunk in shown["chunks"]]
+        assert all(step >= 0 for step in steps)
+        page.get_by_role("button", name=f"step {steps[0]:,}", exact=True).click()
+        assert page.locator("#detail").is_hidden()
+        assert visited.problems == []
+
+
 def test_it_can_be_paused_and_read_by_keyboard(browser: "Browser", server: ServerProcess):
     with visit(browser, server.url) as visited:
         page = visited.page
@@ -234,6 +255,7 @@ def test_a_trace_of_the_last_minute_can_be_saved(browser: "Browser", server: Ser
         spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
         assert any(event["name"].startswith("step ") for event in spans)
         assert any(event["name"].startswith("cmpl-") for event in spans)
+        assert any(event["ph"] == "b" and event["name"] == "decode" for event in trace["traceEvents"])
         assert visited.problems == []
 
 

@@ -1,14 +1,14 @@
 """Steps as trace events: where they lie, what they say."""
 
-from monitoring.chrome_trace import chrome_trace
-from monitoring.step_feed import StepFeed, rows_of
+from monitoring.chrome_trace import Life, chrome_trace
+from monitoring.step_feed import Row, StepFeed, rows_of
 from scheduler.records import ChunkRecord, PreemptionRecord, StepRecord
 
 
-def feed_of(*records: StepRecord, worker: str = "0") -> StepFeed:
+def rows(*records: StepRecord) -> dict[str, list[Row]]:
     feed = StepFeed()
-    feed.add(worker, rows_of(records, now_s=10.0), now_ms=50_000.0)
-    return feed
+    feed.add("0", rows_of(records, now_s=10.0), now_ms=50_000.0)
+    return feed.ended_since(0.0)
 
 
 def record(step_id: int, begin_s: float, duration_s: float) -> StepRecord:
@@ -21,7 +21,7 @@ def test_a_step_is_a_span_with_its_chunks_below_it_and_what_happened_in_it():
     step.num_prefill_tokens = 36
     step.preemptions = [PreemptionRecord("three", "swap", "blocks", "one", 2, 0, 0.0, 0.0)]
     step.num_blocks_swapped_out = 2
-    trace = chrome_trace(feed_of(step).since(0, ""), now_ms=50_000.0, window_s=60.0)
+    trace = chrome_trace(rows(step), [])
     spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert [span["name"] for span in spans] == ["step 4", "one", "two"]
     # One second before `now`, which is 50 s on the clock of the feed.
@@ -35,11 +35,24 @@ def test_a_step_is_a_span_with_its_chunks_below_it_and_what_happened_in_it():
     assert counters["requests"]["running"] == 5
 
 
-def test_only_the_window_is_in_it_and_each_worker_is_a_process():
-    feed = feed_of(record(1, 1.0, 0.5), record(2, 9.0, 0.5))
-    feed.add("10", rows_of([record(7, 9.0, 0.5)], 10.0), 50_000.0)
-    feed.add("2", rows_of([record(8, 1.0, 0.5)], 10.0), 50_000.0)
-    events = chrome_trace(feed.since(0, ""), now_ms=50_000.0, window_s=5.0)["traceEvents"]
-    assert [event["name"] for event in events if event["ph"] == "X"] == ["step 2", "step 7"]
+def test_each_worker_is_a_process():
+    steps = {"10": rows(record(7, 9.0, 0.5))["0"], "2": rows(record(8, 9.0, 0.5))["0"], "3": []}
+    events = chrome_trace(steps, [])["traceEvents"]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert names == ["worker 0", "worker 10"]
+    assert names == ["worker 2", "worker 10"]
+    assert [event["name"] for event in events if event["ph"] == "X"] == ["step 8", "step 7"]
+
+
+def test_a_request_is_a_span_with_the_parts_of_its_time_one_after_the_other():
+    life = Life("cmpl-1", 49_000.0, [["queue", "blocks", 30.0], ["prefill", "", 20.0]])
+    events = chrome_trace({}, [life])["traceEvents"]
+    spans = [(event["name"], event["ph"], event["ts"]) for event in events if event["ph"] in "be"]
+    assert spans == [
+        ("cmpl-1", "b", 48_950_000.0),
+        ("queue", "b", 48_950_000.0),
+        ("queue", "e", 48_980_000.0),
+        ("prefill", "b", 48_980_000.0),
+        ("prefill", "e", 49_000_000.0),
+        ("cmpl-1", "e", 49_000_000.0),
+    ]
+    assert {event["id"] for event in events if event["ph"] in "be"} == {"cmpl-1"}

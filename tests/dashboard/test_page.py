@@ -14,7 +14,20 @@ from monitoring.step_feed import FIELDS
 from tests.api_client import Api, answering
 
 KEYS = KeyRing.parse(json.dumps([{"key": "sk-plain-0001", "tenant": "a"}, {"key": "sk-admin-0002", "admin": True}]))
-DATA: dict[str, Any] = {"now_ms": 1.0, "now": {}, "steps": {"store_id": "ab", "cursor": 7, "rows": {}}}
+LIFE = {
+    "id": "cmpl-1",
+    "status": "stop",
+    "end_to_end_ms": 3.0,
+    "parts": [{"name": "queue", "ms": 3.0, "cause": "blocks", "blockers": []}],
+    "timeline": [["queue", "blocks", 3.0]],
+}
+STORED = {"id": "cmpl-1", "aliases": [], "tenant": "", "key_id": "", "text": json.dumps(LIFE), "ended_s": 0.001}
+DATA: dict[str, Any] = {
+    "now_ms": 1.0,
+    "now": {},
+    "steps": {"store_id": "ab", "cursor": 7, "rows": {}},
+    "newest": [STORED],
+}
 
 
 def test_the_page_has_everything_in_it_and_may_ask_nobody_else():
@@ -36,26 +49,34 @@ def test_the_page_reads_rows_in_the_order_in_which_they_are_written():
     assert tuple(re.findall(r'"(\w+)"', listed)) == FIELDS
 
 
-def api_with(data: list[tuple[int, str]], **settings: Any) -> Api:
+def api_with(asked: list[tuple[object, ...]], **settings: Any) -> Api:
     api = answering("the cat", settings=settings)
 
-    async def dashboard_data(cursor: int, store: str) -> dict[str, Any]:
-        data.append((cursor, store))
-        return DATA
+    class Dashboard:
+        async def now(self, cursor: int, store_id: str, num_requests: int) -> Any:
+            asked.append((cursor, store_id))
+            return DATA
 
-    api.service.dashboard_data = dashboard_data
+        async def window(self, seconds: float, num_requests: int) -> Any:
+            asked.append((seconds,))
+            return {"rows": {}, "newest": [STORED]}
+
+    api.service.dashboard = Dashboard()
     return api
 
 
 def test_anybody_may_load_the_page_but_its_data_wants_an_admins_key():
-    asked: list[tuple[int, str]] = []
+    asked: list[tuple[object, ...]] = []
     api = api_with(asked, keys=KEYS)
     assert api.get("/dashboard").status_code == 200
     assert api.get("/dashboard/data").status_code == 401
     assert api.get("/dashboard/data", headers={"x-api-key": "sk-plain-0001"}).status_code == 403
     assert asked == []
     response = api.get("/dashboard/data?cursor=7&store=ab", headers={"x-api-key": "sk-admin-0002"})
-    assert (response.status_code, response.json()) == (200, DATA)
+    assert response.status_code == 200
+    parts = [{"name": "queue", "ms": 3.0}]
+    requests = [{"id": "cmpl-1", "status": "stop", "end_to_end_ms": 3.0, "parts": parts}]
+    assert response.json() == {**{name: DATA[name] for name in ("now_ms", "now", "steps")}, "requests": requests}
     assert response.headers["cache-control"] == "no-store"
     assert asked == [(7, "ab")]
 
@@ -68,12 +89,14 @@ def test_a_cursor_that_is_no_number_of_ours_is_refused_by_name(cursor: str):
 
 
 def test_a_trace_is_an_admins_and_of_at_most_an_hour():
-    api = api_with([], keys=KEYS)
+    asked: list[tuple[object, ...]] = []
+    api = api_with(asked, keys=KEYS)
     assert api.get("/dashboard/trace").status_code == 401
     assert api.get("/dashboard/trace", headers={"x-api-key": "sk-plain-0001"}).status_code == 403
     for seconds in ("0", "-1", "3601", "x", "99999", "٣"):
         response = api.get("/dashboard/trace", params={"seconds": seconds}, headers={"x-api-key": "sk-admin-0002"})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "seconds"), seconds
     response = api.get("/dashboard/trace", headers={"x-api-key": "sk-admin-0002"})
-    assert response.json() == {"traceEvents": [], "displayTimeUnit": "ms"}
+    assert [event["name"] for event in response.json()["traceEvents"] if event["ph"] == "b"] == ["cmpl-1", "queue"]
+    assert asked == [(60.0,)]
     assert "attachment" in response.headers["content-disposition"]

@@ -72,6 +72,13 @@ def test_steps_and_workers_that_are_kept_are_bounded():
     assert {"0", "new"} <= kept.keys()
 
 
+def test_a_window_has_the_steps_that_ended_in_it():
+    feed = StepFeed()
+    feed.add("0", rows_of([record(1)], now_s=20.0), now_ms=50_000.0)
+    feed.add("0", rows_of([record(2)], now_s=12.0), now_ms=50_000.0)
+    assert {worker: [row[0] for row in rows] for worker, rows in feed.ended_since(48_500.0).items()} == {"0": [2]}
+
+
 def test_rows_of_another_version_are_refused():
     with pytest.raises(ValueError, match="another version"):
         StepFeed().add("0", [[1, 2.0]], 0.0)
