@@ -116,7 +116,9 @@ class MetricsActor:
                     error,
                 )
             return False
-        server.set_app(_in_text_format(server.get_app()))
+        app = server.get_app()
+        assert app is not None
+        server.set_app(_in_text_format(app))
         self._server = server, thread
         return True
 
