@@ -22,6 +22,7 @@ from safetensors import safe_open
 
 from benchmarks.peers.__main__ import run as run_peers
 from benchmarks.peers.drivers import OURS, PeerError, Setting, peers_at_hand
+from kv_cache.huge_pages import advise_huge_pages
 from kv_cache.tensor_pool import TensorPool
 from worker.config import EngineConfig
 from worker.engine import Engine
@@ -72,7 +73,10 @@ class Bench:
         self._token_bytes = TensorPool.block_bytes(pool.num_layers, 1, pool.num_kv_heads, pool.head_size, pool.dtype)
         self._weight_bytes = weight_bytes_per_step(self._engine.tokenizer_folder, pool.dtype)
         self._kernels = Kernels(ensure_kernels())
-        self._buffer = torch.ones(BANDWIDTH_BUFFER_BYTES // 8, dtype=torch.int64)
+        self._buffer = torch.empty(BANDWIDTH_BUFFER_BYTES // 8, dtype=torch.int64)
+        # As weights and cache lie in the engine, or the bound would be too slow.
+        advise_huge_pages(self._buffer.data_ptr(), self._buffer.nbytes)
+        self._buffer.fill_(1)
         self._draw = random.Random(0)
 
     def run(self, row: str) -> Row:

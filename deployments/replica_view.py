@@ -13,6 +13,9 @@ from worker.types import EngineLoad
 FRESH_S = 1.0
 #: ... and not at all from here on; in between its weight fades
 STALE_S = 5.0
+#: three heartbeats: a replica that holds a request and has said nothing for so long is asked last, before any stream's
+#: own patience is over
+SILENCE_S = 1.5
 #: Serve's health checks find a worker that hangs in about this time; one that does not hang gets work again
 SUSPICION_S = 15.0
 #: what was sent to a replica counts as recent for about so long
@@ -24,8 +27,8 @@ class ReplicaWork:
     """A replica's work: its newest report and the bookings that the report cannot hold yet, as they have aged.
 
     `num_recent_tokens` and `num_recent_requests` were sent there lately, done or not. `num_free_tokens` is None where
-    nothing was reported lately. `step_s` is what a step of fixed content takes there
-    (0.0: not known). `is_suspect`: it kept a stream waiting too long a short while ago, and has not reported since.
+    nothing was reported lately. `step_s` is what a step of fixed content takes there (0.0: not known). `is_suspect`: it
+    kept a stream waiting too long a short while ago and has not reported since, or it holds a request and is silent.
     """
 
     num_queued_tokens: float = 0.0
@@ -98,6 +101,7 @@ class ReplicaView:
                 num_free_tokens = load.num_free_blocks * block_size - num_booked_tokens
             step_s = load.reference_step_s
         is_suspect = self.suspect_since_s is not None and now - self.suspect_since_s < SUSPICION_S
+        is_suspect |= self._is_silent(now)
         keep = exp((self.recent_time_s - now) / RECENT_S)
         return ReplicaWork(
             num_tokens,
@@ -108,6 +112,13 @@ class ReplicaView:
             step_s,
             is_suspect,
         )
+
+    def _is_silent(self, now: float) -> bool:
+        if not self.open_request_ids:
+            return False
+        # It need say nothing before the first request that it has not spoken of came.
+        spoke_s = max(self.load_time_s, min((booking.time_s for booking in self.bookings.values()), default=0.0))
+        return now - spoke_s > SILENCE_S
 
 
 def _weight(age_s: float) -> float:

@@ -23,11 +23,18 @@ BLOCK_SIZE_KEY = "block_size"
 
 #: a worker whose steps take less than so many times those of the fastest counts as being as fast: measurements differ
 MIN_SLOWNESS = 1.5
+#: and none as slower than so many times: what a step of a fixed content takes is foreseen from steps of little content,
+#: and a hiccup among them must not keep a worker without requests, which alone could correct it
+MAX_SLOWNESS = 8.0
+#: how much a prompt's tokens count again, beside their own delay: they delay who comes later, and take the place of
+#: blocks that others may want
+OTHERS_WEIGHT = 1.0
 #: how much work that was sent lately, and is mostly done, counts beside work that is still to be done: it levels the
 #: shares of workers over time where prefixes or small loads leave a choice
-RECENT_WEIGHT = 0.5
-#: replicas whose costs differ by less, as a share of the lowest or in tokens, take turns: what is known of them is
-#: a little old, and every ingress replica would choose the same one
+RECENT_WEIGHT = 1.0
+#: replicas whose costs differ by less, as a share of the lowest or in tokens, are as good as each other: what is known
+#: of them is a little old. The one whose cache holds more of the prompt is chosen, or else they take turns, since every
+#: ingress replica would choose the same one
 NEAR_SHARE = 0.05
 NEAR_TOKENS = 32.0
 
@@ -101,7 +108,10 @@ class LoadRouter(RequestRouter):
         near = least + max(NEAR_SHARE * least, NEAR_TOKENS)
         scores.sort(
             key=lambda score: (
-                score.last_resorts, 0.0 if score.cost <= near else score.cost, self._turn_of(score.replica)
+                score.last_resorts,
+                0.0 if score.cost <= near else score.cost,
+                score.num_new_tokens // NEAR_TOKENS,
+                self._turn_of(score.replica),
             )
         )
         best = scores[0]
@@ -126,8 +136,9 @@ class LoadRouter(RequestRouter):
             lacks_room = work.num_free_tokens is not None and work.num_free_tokens < num_new
             num_ahead = work.num_queued_tokens + work.num_requests * self._decode_cost_tokens
             num_recent = work.num_recent_tokens + work.num_recent_requests * self._decode_cost_tokens
-            slowness = work.step_s / fastest_s if work.step_s > 0.0 else 1.0
+            slowness = min(work.step_s / fastest_s, MAX_SLOWNESS) if work.step_s > 0.0 else 1.0
             cost = (num_ahead + RECENT_WEIGHT * num_recent + num_new) * (slowness if slowness >= MIN_SLOWNESS else 1.0)
+            cost += OTHERS_WEIGHT * num_new
             scores.append(_Score(replica, (_id_of(replica) in avoided, work.is_suspect, lacks_room), cost, num_new))
         return scores
 

@@ -11,6 +11,10 @@ from typing import Any
 
 from ray.serve.config import AutoscalingContext
 
+from deployments.scaling_report import ScalingReport
+from monitoring.accumulator import Snapshot
+from monitoring.scaler_metrics import ScalerMetrics
+
 #: more than this share of what the workers sustain asks for another one
 UP_SHARE = 0.8
 #: one is given up only where the others would stay below this share: between the two nothing changes
@@ -48,12 +52,25 @@ class WorkerReport:
         return self.num_held_requests / self.max_num_seqs if self.max_num_seqs else 0.0
 
 
-def wanted_workers(reports: list[WorkerReport], num_workers: int, target_queue_s: float) -> int:
-    """How many of the present `num_workers` are wanted, or how many more; at least one."""
-    demand = max(
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is asked of all workers, in workers."""
+
+    tokens: float
+    sequences: float
+
+
+def demand_of(reports: list[WorkerReport], target_queue_s: float) -> Demand:
+    return Demand(
         sum(report.token_demand(target_queue_s) for report in reports),
         sum(report.sequence_demand() for report in reports),
     )
+
+
+def wanted_workers(reports: list[WorkerReport], num_workers: int, target_queue_s: float) -> int:
+    """How many of the present `num_workers` are wanted, or how many more; at least one."""
+    both = demand_of(reports, target_queue_s)
+    demand = max(both.tokens, both.sequences)
     num_up = math.ceil(demand / UP_SHARE - _ROUNDING)
     num_down = math.ceil(demand / DOWN_SHARE - _ROUNDING)
     return max(num_up, min(num_workers, num_down), 1)
@@ -62,15 +79,32 @@ def wanted_workers(reports: list[WorkerReport], num_workers: int, target_queue_s
 class TokenWorkPolicy:
     """What Serve calls, about ten times a second, in its controller. Bounds, delays and steps are Serve's own."""
 
-    def __init__(self, target_queue_s: float) -> None:
+    def __init__(self, target_queue_s: float, report: ScalingReport | None = None) -> None:
+        """`report`: to whom the choice is told; the application's metrics actor where none is given."""
         self._target_queue_s = target_queue_s
+        self._report = ScalingReport() if report is None else report
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         reports = reports_of(context.aggregated_metrics or {})
         num_workers = context.target_num_replicas
-        if not reports:
-            return num_workers, {}
-        return wanted_workers(reports, num_workers, self._target_queue_s), {}
+        wanted = wanted_workers(reports, num_workers, self._target_queue_s) if reports else num_workers
+        if self._report.is_due:
+            self._report.push(context.app_name or "", self._state(context, reports, wanted))
+        return wanted, {}
+
+    def _state(self, context: AutoscalingContext, reports: list[WorkerReport], wanted: int) -> Snapshot:
+        metrics = ScalerMetrics(context.deployment_name)
+        demand = demand_of(reports, self._target_queue_s)
+        metrics.set_demand(tokens=demand.tokens, sequences=demand.sequences)
+        metrics.set_workers(
+            wanted=wanted,
+            asked=context.target_num_replicas,
+            running=context.current_num_replicas,
+            reported=len(reports),
+            fewest=context.capacity_adjusted_min_replicas,
+            most=context.capacity_adjusted_max_replicas,
+        )
+        return metrics.snapshot()
 
 
 def reports_of(metrics: Mapping[str, Mapping[Any, float]]) -> list[WorkerReport]:

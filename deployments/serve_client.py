@@ -38,6 +38,14 @@ _RETRY_PAUSE_S = 0.1
 #: of a prompt: naming them takes about 1 µs each on the event loop, and what two prompts share is decided by then
 MAX_NAMED_BLOCKS = 1024
 
+#: Serve's gRPC transport: a sixth of the processor time per token of the default one. What is sent is of classes that
+#: both ends have, which the plain pickle writes faster than the default
+_TRANSPORT: dict[str, Any] = {
+    "_by_reference": False,
+    "request_serialization": "pickle",
+    "response_serialization": "pickle",
+}
+
 Response = DeploymentResponseGenerator[list[Frame]]
 
 
@@ -68,11 +76,10 @@ class ServeWorkerClient:
     ) -> None:
         """`on_routed` is called with the router's reason for each request that a worker took. `prefix_keys` name the
         blocks of prompts for the router; without them it looks at load alone."""
-        # Serve's gRPC transport: a sixth of the processor time per token of the default one.
-        self._generate = handle.options(method_name="generate", stream=True, _by_reference=False)
-        self._finish = handle.options(method_name="finish", _by_reference=False)
-        self._abort = handle.options(method_name="abort", _by_reference=False)
-        self._life = handle.options(method_name="life", _by_reference=False)
+        self._generate = handle.options(method_name="generate", stream=True, **_TRANSPORT)
+        self._finish = handle.options(method_name="finish", **_TRANSPORT)
+        self._abort = handle.options(method_name="abort", **_TRANSPORT)
+        self._life = handle.options(method_name="life", **_TRANSPORT)
         self._timeouts = timeouts
         self._state = state
         self._on_routed = on_routed

@@ -66,7 +66,7 @@ class WorkerReplica:
         self._facts, engine_loop = await asyncio.to_thread(
             build, config, self._service.deliver, self._service.on_death
         )
-        self._service.start(engine_loop)
+        self._service.start(engine_loop, self._facts.block_size)
         self._start_options = options_at_start(
             engine_loop.limits, settings.max_queued_tokens, settings.max_queued_requests
         )

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 from deployments.engine_seam import Loop
 from deployments.frames import Accepted, Frame, Heartbeat, Overloaded
@@ -16,7 +17,7 @@ from deployments.live_options import LiveOptions
 from deployments.worker_queue import QueueLimits, WorkerQueue
 from deployments.worker_streams import HEARTBEAT_CHECK_S, WorkerStreams
 from scheduler.life_report import LifeReport
-from worker.types import EngineRequest, TokenEvent
+from worker.types import EngineLoad, EngineRequest, TokenEvent
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +49,15 @@ class WorkerService:
         #: without limits until `apply` sets some
         self.queue = WorkerQueue(QueueLimits(0, 0))
         self._engine_loop: Loop
+        self._block_size: int
         self._heart: asyncio.Task[None]
         self._farewell: asyncio.Task[None]
         #: set whenever the last open stream has ended
         self.streams_ended = asyncio.Event()
 
-    def start(self, engine_loop: Loop) -> None:
-        self._engine_loop = engine_loop
+    def start(self, engine_loop: Loop, block_size: int) -> None:
+        """`block_size`: tokens in a block of the engine's cache."""
+        self._engine_loop, self._block_size = engine_loop, block_size
         engine_loop.start()
         self._heart = asyncio.create_task(self._beat())
 
@@ -80,7 +83,7 @@ class WorkerService:
         self.check_health()
         load = self._engine_loop.status().load
         num_tokens = request.num_known_tokens
-        retry_after_s = self.queue.retry_after_s(num_tokens, load)
+        retry_after_s = self.queue.retry_after_s(num_tokens, self._without_who_finds_room(load, num_tokens))
         # An answer that was begun elsewhere was let in there: its client reads already.
         if retry_after_s is not None and not any(request.output_token_ids):
             yield [Overloaded(retry_after_s, load)]
@@ -97,6 +100,14 @@ class WorkerService:
                 self._engine_loop.abort(request.request_id)
             if not self._streams:
                 self.streams_ended.set()
+
+    def _without_who_finds_room(self, load: EngineLoad, num_tokens: int) -> EngineLoad:
+        """The load as if those were admitted that wait for nobody to end, as all of a burst do at an idle engine: there
+        are sequence slots for them, and blocks for all that is to be computed, a newcomer's `num_tokens` included."""
+        if load.num_waiting == 0 or load.num_free_blocks * self._block_size < load.num_queued_tokens + num_tokens:
+            return load
+        num_beyond_slots = max(self._streams.num_open_samples - self._engine_loop.limits.max_num_seqs, 0)
+        return replace(load, num_waiting=min(load.num_waiting, num_beyond_slots))
 
     def finish(self, request_id: str, index: int, num_tokens: int) -> None:
         """The ingress ended this choice after `num_tokens` tokens (a stop string)."""

@@ -34,6 +34,11 @@ class WorkerStreams:
     def __len__(self) -> int:
         return len(self._streams)
 
+    @property
+    def num_open_samples(self) -> int:
+        """Sequences that go on or are yet to begin."""
+        return sum(len(stream.open_indices) for stream in self._streams.values())
+
     def open(self, request: EngineRequest) -> None:
         """Raises ValueError where the id is already open."""
         if request.request_id in self._streams:

@@ -5,6 +5,8 @@ Owns memory and moves whole blocks. Knows neither who holds a block nor why it m
 
 import torch
 
+from kv_cache.huge_pages import advise_huge_pages
+
 BlockPairs = list[tuple[int, int]]
 
 
@@ -38,7 +40,7 @@ class TensorPool:
         is_cuda = self.device.type == "cuda"
         tail = (block_size, num_kv_heads, head_size)
         self._device_layers = [
-            torch.zeros((2, num_device_blocks, *tail), dtype=dtype, device=self.device) for _ in range(num_layers)
+            _zeros((2, num_device_blocks, *tail), dtype, self.device) for _ in range(num_layers)
         ]
         self._host_layers = [
             torch.zeros((2, num_host_blocks, *tail), dtype=dtype, pin_memory=is_cuda and num_host_blocks > 0)
@@ -71,6 +73,13 @@ class TensorPool:
             _move_blocks(self._host_layers, self._device_layers, in_pairs)
         if copy_pairs:
             _move_blocks(self._device_layers, self._device_layers, copy_pairs)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    memory = torch.empty(shape, dtype=dtype, device=device)
+    if device.type == "cpu":
+        advise_huge_pages(memory.data_ptr(), memory.nbytes)
+    return memory.zero_()
 
 
 def _move_blocks(sources: list[torch.Tensor], destinations: list[torch.Tensor], pairs: BlockPairs) -> None:

@@ -1,9 +1,9 @@
 """What a metric is: name, type, help, labels, buckets. The tables beside this file have each of them once.
 
 `identity` names the labels that tell one source's series from another's: `model` on the ingress's series,
-`model` and `worker` (the replica's rank) on the workers'. `label` is the one further label, whose values are
-closed and start at zero, so that a rate exists from the first scrape on. The values of `TENANT` are those tenants that
-the operator declared, and `other`. No label ever carries a value that a client chose.
+`model` and `worker` (the replica's rank) on the workers', `deployment` on the autoscaler's. `label` is the one
+further label, whose values are closed and start at zero, so that a rate exists from the first scrape on. The values of
+`TENANT` are those tenants that the operator declared, and `other`. No label ever carries a value that a client chose.
 """
 
 from dataclasses import dataclass
@@ -30,6 +30,8 @@ REJECTION_REASONS = (
     *("deadline", "too_long", "refused"),
 )
 WORKER = ("model", "worker")
+#: the deployment that is scaled
+SCALER = ("deployment",)
 #: the one label whose values the operator declares, beside those in the table
 TENANT = "tenant"
 #: everybody that is not declared

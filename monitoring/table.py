@@ -6,12 +6,14 @@ from monitoring.metric import (
     LIVE_OPTIONS,
     OTHER_TENANT,
     REJECTION_REASONS,
+    SCALER,
     TENANT,
     WORKER,
     Metric,
     MetricKind,
     gauge,
 )
+from monitoring.scaler_table import SCALER_METRICS
 from monitoring.worker_table import WORKER_METRICS
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "METRICS",
     "OTHER_TENANT",
     "REJECTION_REASONS",
+    "SCALER",
     "TENANT",
     "WORKER",
     "WORKER_UP",
@@ -36,7 +39,9 @@ WORKER_UP = gauge(
     WORKER,
 )
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in (WORKER_UP, *WORKER_METRICS, *INGRESS_METRICS)}
+METRICS: dict[str, Metric] = {
+    metric.name: metric for metric in (WORKER_UP, *WORKER_METRICS, *INGRESS_METRICS, *SCALER_METRICS)
+}
 
 
 def counted_by(identity: tuple[str, ...]) -> list[Metric]:

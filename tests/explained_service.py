@@ -110,7 +110,7 @@ def run_explained(
         for place in range(num_workers):
             engine = PacedEngine(EngineConfig(model=str(folder), **options), step_s)
             service = WorkerService(place, str(place), 60.0, lambda: None)
-            service.start(EngineLoop(engine, service.deliver, service.on_death))
+            service.start(EngineLoop(engine, service.deliver, service.on_death), engine.block_size)
             services.append(service)
         workers = Workers(services, num_open=[0] * num_workers)
         journeys = Journeys(workers.life)

@@ -56,7 +56,7 @@ def serving_in_process(config: EngineConfig) -> Iterator[LocalServer]:
 
     async def serve() -> None:
         service = WorkerService(0, "local", STEP_TIMEOUT_S, lambda: setattr(server, "should_exit", True))
-        service.start(EngineLoop(engine, service.deliver, service.on_death))
+        service.start(EngineLoop(engine, service.deliver, service.on_death), engine.block_size)
         api = create_api()
         api.state.service = ApiService(
             _LocalClient(service),

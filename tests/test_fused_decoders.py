@@ -94,6 +94,23 @@ def test_a_tokens_logits_are_the_same_bit_for_bit_in_any_batch_and_any_chunks(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["smollm", "mistral", "qwen3"])
+def test_decodes_of_a_crowd_whose_heads_are_taken_together_are_bit_for_bit_those_alone(
+    tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    config = CONFIGURATIONS[name]
+    decoder = NativeDecoder(saved(tmp_path, config), config, dtype)
+    crowd = [PROMPTS[0], *(random_prompt(90, seed) for seed in range(7))]
+    alone = Stepper(decoder, CpuNativeBackend, [PROMPTS[0]])
+    stepper = Stepper(decoder, CpuNativeBackend, crowd)
+    # Rows of other lengths beside it: tiles that end, begin and lie past a window in one step.
+    stepper.step({number: 9 * number + 1 for number in range(1, len(crowd))} | {0: 60})
+    alone.step({0: 60})
+    for _ in range(12):
+        assert torch.equal(stepper.step(dict.fromkeys(range(len(crowd)), 1))[0], alone.step({0: 1})[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["native", "torch"])
 def test_the_head_alone_gives_a_row_the_logits_that_its_step_gives(
     tmp_path: Path, kind: str, dtype: torch.dtype

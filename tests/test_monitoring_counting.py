@@ -8,7 +8,7 @@ import pytest
 
 from monitoring.accumulator import Accumulator
 from monitoring.ingress_metrics import IngressMetrics
-from monitoring.table import INGRESS, METRICS, WORKER, MetricKind
+from monitoring.table import INGRESS, METRICS, SCALER, WORKER, MetricKind
 from monitoring.worker_metrics import WorkerMetrics
 from scheduler.records import ChunkRecord, PreemptionRecord, StepRecord, WaitReason
 
@@ -51,14 +51,14 @@ def test_only_histograms_have_buckets_and_they_ascend() -> None:
         assert list(metric.buckets) == sorted(set(metric.buckets))
 
 
-def test_only_models_and_ranks_tell_sources_apart_and_every_other_label_is_closed() -> None:
+def test_only_models_ranks_and_deployments_tell_sources_apart_and_every_other_label_is_closed() -> None:
     for metric in METRICS.values():
-        assert metric.identity in (INGRESS, WORKER)
+        assert metric.identity in (INGRESS, WORKER, SCALER)
         assert (metric.label is None) == (metric.label_values == ("",))
 
 
 def test_one_source_makes_a_bounded_number_of_series() -> None:
-    for identity in (INGRESS, WORKER):
+    for identity in (INGRESS, WORKER, SCALER):
         num_series = sum(
             len(metric.buckets) + 3 if metric.buckets else len(metric.label_values)
             for metric in METRICS.values()

@@ -12,7 +12,7 @@ from deployments import replica_view, router_state
 from deployments.app import ROUTER
 from deployments.prefix_index import PromptBlocks
 from deployments.replica_view import ReplicaWork
-from deployments.router import BLOCK_SIZE_KEY, MIN_SLOWNESS, LoadRouter
+from deployments.router import BLOCK_SIZE_KEY, MIN_SLOWNESS, NEAR_TOKENS, LoadRouter
 from deployments.router_state import RouterState
 from worker.types import EngineLoad, EngineRequest, SamplingParams
 
@@ -259,10 +259,45 @@ def test_a_silent_replica_comes_last_until_it_reports_or_time_has_passed(
     assert chosen(router, replicas, pending("new"))[0] == "a"
 
     state.suspect("silent")
+    state.close("silent")
     assert chosen(router, replicas, pending("new"))[0] == "b"
     clock.now_s += replica_view.SUSPICION_S
     state.report("busy", "b", load(running=50))
     assert chosen(router, replicas, pending("new"))[0] == "a"
+
+
+def test_a_replica_that_holds_requests_and_says_nothing_comes_last_before_any_stream_gives_up(
+    router: LoadRouter, state: RouterState, clock: Clock
+):
+    replicas = [Replica("a"), Replica("b")]
+    report(state, "b", load(running=30))
+    state.open("x")
+    assert chosen(router, replicas, pending("x"))[0] == "a"
+    state.report("x", "a", load(running=1))
+    for _ in range(4):
+        clock.now_s += replica_view.SILENCE_S / 3
+        state.report("reports b", "b", load(running=30))
+    state.open("y")
+    assert chosen(router, replicas, pending("y")) == ["b", "a"]
+    state.report("x", "a", load(running=1))
+    state.open("z")
+    assert chosen(router, replicas, pending("z")) == ["a", "b"]
+
+
+def test_a_replica_that_nobody_has_asked_for_long_is_not_silent(router: LoadRouter, state: RouterState, clock: Clock):
+    report(state, "a", load())
+    state.close("reports a")
+    clock.now_s += 1000.0
+    assert not state.work("a").is_suspect
+    state.open("x")
+    state.book("x", "a", 10)
+    assert not state.work("a").is_suspect
+    # More and more requests do not make up for the first, which it has not spoken of.
+    for number in range(10):
+        clock.now_s += replica_view.SILENCE_S / 8
+        state.open(f"r{number}")
+        state.book(f"r{number}", "a", 10)
+    assert state.work("a").is_suspect
 
 
 def test_a_slow_worker_counts_as_having_more_to_do(router: LoadRouter, state: RouterState):
@@ -271,6 +306,21 @@ def test_a_slow_worker_counts_as_having_more_to_do(router: LoadRouter, state: Ro
     report(state, "fast", load(running=6, step_s=0.02))
     state.open("new")
     assert chosen(router, replicas, pending("new"))[0] == "fast"
+
+
+def test_a_worker_that_is_foreseen_to_be_hopelessly_slow_still_gets_some_requests(
+    router: LoadRouter, state: RouterState
+):
+    """It may be a hiccup, and only requests can show that."""
+    replicas = [Replica("a"), Replica("b")]
+    report(state, "a", load(step_s=0.02))
+    report(state, "b", load(step_s=8.0))
+    choices = []
+    for number in range(100):
+        state.open(f"r{number}")
+        choices.append(chosen(router, replicas, pending(f"r{number}"))[0])
+        state.report(f"r{number}", choices[-1], load(step_s=0.02 if choices[-1] == "a" else 8.0))
+    assert 5 <= choices.count("b") <= 15
 
 
 def test_small_differences_of_measured_speed_do_not_count(router: LoadRouter, state: RouterState):
@@ -313,6 +363,31 @@ def test_a_cached_prefix_does_not_outweigh_more_work_than_it_saves(router: LoadR
     again = chosen(router, replicas, open_prompt(state, "again"))[0]
     assert again != first
     assert state.accepted("again", again) == "load"
+
+
+def test_a_cached_prefix_is_worth_waiting_behind_about_one_prompt_more(router: LoadRouter, state: RouterState):
+    """Computing it again would delay who comes later, and take the place of blocks that others use."""
+    replicas = [Replica("a"), Replica("b")]
+    first = chosen(router, replicas, open_prompt(state, "first"))[0]
+    # What was sent there lately counts as well as what is queued.
+    state.report("first", first, load(running=1, queued_tokens=700))
+    assert chosen(router, replicas, open_prompt(state, "again"))[0] == first
+
+
+def test_of_workers_as_good_as_each_other_the_one_that_holds_the_prefix_is_chosen(
+    router: LoadRouter, state: RouterState
+):
+    replicas = [Replica("a"), Replica("b")]
+    first = chosen(router, replicas, open_prompt(state, "first"))[0]
+    other = "b" if first == "a" else "a"
+    near = 2 * 965 + NEAR_TOKENS / 2
+    recent = state.work(first)
+    # As much that the other one looks a little better, and has not had a turn yet.
+    ahead = near - recent.num_recent_tokens - 64 * (1 + recent.num_recent_requests) - 2 * 5
+    state.report("first", first, load(running=1, queued_tokens=round(ahead)))
+    scores = {score.replica.name: score.cost for score in router._scores(replicas, open_prompt(state, "again").args[0])}
+    assert 0 < scores[first] - scores[other] < NEAR_TOKENS
+    assert chosen(router, replicas, pending("again", num_tokens=965))[0] == first
 
 
 def test_the_only_worker_is_chosen_for_that(router: LoadRouter, state: RouterState):

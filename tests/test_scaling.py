@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from deployments.scaling import DOWN_SHARE, UP_SHARE, TokenWorkPolicy, WorkerReport, reports_of, wanted_workers
+from deployments.scaling_report import ScalingReport
+from monitoring.metrics_store import check_shape
 
 TARGET_QUEUE_S = 2.0
 
@@ -86,12 +88,31 @@ def test_a_worker_whose_rate_was_never_measured_counts_by_its_slots_alone() -> N
     assert wanted(WorkerReport(num_queued_tokens=5000.0, num_held_requests=1.0, max_num_seqs=10.0)) == 1
 
 
+class FakeActor:
+    """Keeps what it is told; `push.remote` as Ray's handles have it."""
+
+    def __init__(self) -> None:
+        self.pushed: list[tuple[str, dict[str, Any]]] = []
+
+    @property
+    def push(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda source, epoch, snapshot: self.pushed.append((source, snapshot)))
+
+
 def context(metrics: dict[str, dict[Any, float]] | None, target: int) -> Any:
-    return SimpleNamespace(aggregated_metrics=metrics, target_num_replicas=target)
+    return SimpleNamespace(
+        aggregated_metrics=metrics,
+        target_num_replicas=target,
+        current_num_replicas=1,
+        capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=8,
+        app_name="app",
+        deployment_name="Worker",
+    )
 
 
 def test_the_policy_reads_what_replicas_reported_and_keeps_the_number_while_nobody_did() -> None:
-    policy = TokenWorkPolicy(target_queue_s=TARGET_QUEUE_S)
+    policy = TokenWorkPolicy(TARGET_QUEUE_S, ScalingReport(lambda app_name: FakeActor()))
     assert policy(context(None, 3)) == (3, {})
     assert policy(context({}, 3)) == (3, {})
     stats = prompts(queued=8000).as_stats()
@@ -101,6 +122,44 @@ def test_the_policy_reads_what_replicas_reported_and_keeps_the_number_while_nobo
     metrics["num_held_requests"]["b"] = 3.0
     assert sorted(reports_of(metrics), key=lambda report: report.num_held_requests)[1].num_held_requests == 3.0
     assert policy(context(metrics, 2)) == (5, {})
+
+
+def test_what_the_autoscaler_chose_and_what_from_is_told_once_a_second() -> None:
+    now_s = 0.0
+    actor = FakeActor()
+    report = ScalingReport(lambda app_name: {"app": actor}[app_name], lambda: now_s)
+    policy = TokenWorkPolicy(TARGET_QUEUE_S, report)
+    stats = WorkerReport(8000.0, 1000.0, 0.0, 3.0, 10.0).as_stats()
+    for _ in range(15):
+        policy(context({name: {"a": value} for name, value in stats.items()}, 2))
+        report.wait()
+        now_s += 0.1
+    assert len(actor.pushed) == 2
+    source, snapshot = actor.pushed[-1]
+    assert (source, snapshot["labels"]) == ("autoscaler", {"deployment": "Worker"})
+    assert snapshot["gauges"] == {
+        "stallfree_scaling_workers": {
+            "wanted": 5.0,
+            "asked": 2.0,
+            "running": 1.0,
+            "reported": 1.0,
+            "fewest": 1.0,
+            "most": 8.0,
+        },
+        "stallfree_scaling_seen_demand": {"tokens": 4.0, "sequences": 0.3},
+    }
+    check_shape(snapshot)  # type: ignore[arg-type]
+
+
+def test_scaling_goes_on_while_nobody_takes_its_reports(caplog: pytest.LogCaptureFixture) -> None:
+    def gone(app_name: str) -> Any:
+        raise ValueError(f"no actor of {app_name}")
+
+    report = ScalingReport(gone)
+    policy = TokenWorkPolicy(TARGET_QUEUE_S, report)
+    assert policy(context({name: {"a": value} for name, value in slots(9).as_stats().items()}, 1)) == (2, {})
+    report.wait()
+    assert "not delivered" in caplog.text
 
 
 def test_stats_are_plain_numbers_as_serve_wants_them() -> None:

@@ -22,6 +22,7 @@ from deployments.app import WORKER_NAME, build_with_engine
 from deployments.cli.local_ray import APP_NAME, OBJECT_STORE_BYTES, RunningApp
 from deployments.config import AppArgs, prepare_ray_environment
 from deployments.frames import Tokens
+from deployments.scaling import UP_SHARE
 from monitoring import metrics_actor
 from tests.fake_engine import PID, PRIORITY, PRIORITY_BASE, START_CONFIG
 from tests.ray_start import local_ray
@@ -127,14 +128,22 @@ def worker_pid() -> int:
 
 
 def test_workers_come_with_the_load_and_go_with_it(served: Served) -> None:
-    async def scenario() -> dict[str, float]:
+    async def scenario() -> tuple[dict[str, float], dict[str, float]]:
         async with open_streams(served.url, START_CONFIG.max_num_seqs - 4):
             await asyncio.to_thread(wait_until, lambda: num_running_workers() == 2, 60.0)
             # Its metrics come from two ranks now.
             await asyncio.to_thread(wait_until, lambda: len(served.gauges("stallfree_worker_up")) == 2, 10.0)
-            return served.gauges("stallfree_scaling_demand")
+            return served.gauges("stallfree_scaling_demand"), {
+                **served.gauges("stallfree_scaling_workers"),
+                **served.gauges("stallfree_scaling_seen_demand"),
+            }
 
-    demand = asyncio.run(scenario())
+    demand, choice = asyncio.run(scenario())
+    assert choice['stallfree_scaling_workers{deployment="Worker",kind="asked"}'] == 2.0
+    assert choice['stallfree_scaling_workers{deployment="Worker",kind="wanted"}'] >= 2.0
+    assert choice['stallfree_scaling_workers{deployment="Worker",kind="most"}'] == 2.0
+    # What it chose follows from what it saw.
+    assert choice['stallfree_scaling_seen_demand{deployment="Worker",resource="sequences"}'] > UP_SHARE
     assert sum(value for series, value in demand.items() if 'resource="sequences"' in series) > 0.8
     wait_until(lambda: num_running_workers() == 1, 60.0)
     wait_until(lambda: len(served.gauges("stallfree_worker_up")) == 1, 20.0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,7 +13,10 @@ from deployments.live_options import LiveOptions
 from deployments.worker_queue import QueueLimits
 from deployments.worker_service import EXIT_DELAY_S, WorkerDeadError, WorkerService
 from deployments.worker_streams import WorkerStreams
-from tests.fake_engine import DIE, HANG, HANG_S, NEVER_FITS, FakeLoop, expected_tokens
+from tests.fake_engine import BLOCK_SIZE, DIE, HANG, HANG_S, NEVER_FITS, FakeLoop, expected_tokens
+from tests.steppable_engine import SteppableEngine
+from tests.steppable_engine import request as steppable_request
+from worker.engine_loop import EngineLoop
 from worker.types import EngineLoad, EngineRequest, SamplingParams, TokenEvent
 
 STEP_TIMEOUT_S = 60.0
@@ -36,7 +40,7 @@ async def running_service(
     exits = Exits()
     service = WorkerService(3, "replica-3", step_timeout_s, exits)
     loop = FakeLoop(service.deliver, service.on_death, step_s)
-    service.start(loop)
+    service.start(loop, BLOCK_SIZE)
     try:
         yield service, loop, exits
     finally:
@@ -301,6 +305,42 @@ def test_a_request_that_was_turned_away_left_nothing_open():
             assert isinstance((await frames_of(service, request("again", [2], 2)))[0], Accepted)
 
     asyncio.run(scenario())
+
+
+async def answers_to_a_burst(asked: list[EngineRequest], max_queued_requests: int) -> list[Frame]:
+    """The first frame that each gets while the engine is about to take its first step."""
+    may_step = threading.Event()
+    engine = SteppableEngine(lambda number: None if may_step.wait(10.0) else pytest.fail("nobody let it step"))
+    service = WorkerService(0, "replica", STEP_TIMEOUT_S, Exits())
+    loop = EngineLoop(engine, service.deliver, service.on_death)  # type: ignore[arg-type]
+    service.start(loop, engine.stepper.blocks.block_size)
+    service.apply(LiveOptions(loop.limits, QueueLimits(0, max_queued_requests)))
+    streams = [service.generate(one) for one in asked]
+    first = [(await anext(stream))[0] for stream in streams]
+    may_step.set()
+    for stream in streams:
+        async for _ in stream:
+            pass
+    await service.stop(5.0)
+    return first
+
+
+def num_accepted(frames: list[Frame]) -> int:
+    return sum(isinstance(frame, Accepted) for frame in frames)
+
+
+def test_an_idle_worker_takes_a_burst_that_its_free_slots_hold_beside_what_may_wait():
+    asked = [steppable_request(f"r{number}") for number in range(30)]
+    accepted = asyncio.run(answers_to_a_burst(asked, max_queued_requests=2))
+    assert num_accepted(accepted) == 16 + 2
+    # In order: nobody is passed over for a later one.
+    assert all(isinstance(frame, Accepted) for frame in accepted[:18])
+
+
+def test_free_slots_are_no_room_for_prompts_that_find_no_blocks():
+    num_tokens = 40 * 4 // 3 - 1
+    asked = [steppable_request(f"r{number}", num_prompt_tokens=num_tokens) for number in range(10)]
+    assert num_accepted(asyncio.run(answers_to_a_burst(asked, max_queued_requests=2))) == 3
 
 
 def test_builders_are_named_by_import_path():

@@ -40,7 +40,7 @@ def run(scenario: Callable[[WorkerReporter, FakeActor, WorkerService], Any]) -> 
         actor = FakeActor()
         service = WorkerService(1, "replica", 60.0, lambda: None)
         loop = FakeLoop(service.deliver, service.on_death, 0.01)
-        service.start(loop)
+        service.start(loop, 16)
         options = LiveOptions(loop.limits, QueueLimits(500, 7))
         reporter = WorkerReporter(service, loop, FACTS, lambda: actor, "m", 2.0, options, 1)
         reporting = asyncio.create_task(reporter.run())

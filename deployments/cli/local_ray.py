@@ -116,6 +116,9 @@ async def _drain(timeout_s: float) -> None:
     """Every ingress replica takes nothing on any more and sees its answers to their end, or ends them. Serve has no
     hook at which a replica could do that by itself. A coroutine, since a handle may need a running loop."""
     ingress: DeploymentHandle[Any] = serve.get_deployment_handle(INGRESS_NAME, app_name=APP_NAME)
+    if not ingress.is_initialized:
+        # Serve ends its handles later, when this loop has ended: whatever the environment says, not on this one.
+        ingress._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]
     try:
         await ingress.broadcast("drain", timeout_s).results_async(
             timeout_s=timeout_s + _DRAIN_MARGIN_S, return_exceptions=True

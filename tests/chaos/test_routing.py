@@ -18,16 +18,14 @@ NUM_WORKERS = 3
 NUM_PREFIXES = 8
 PREFIX_TOKENS = 1000
 TAIL_TOKENS = 20
-NUM_REQUESTS = 120
+NUM_REQUESTS = 240
 NUM_AT_ONCE = 6
 ANSWER_TOKENS = 8
 #: a pool that holds what runs and three of the eight prefixes
-NUM_BLOCKS = 240
-#: pools this small lose prefixes under both routers, and how many depends on timing; on virtual time
-#: tests/test_routing.py holds the gain to 2
-MIN_GAIN = 1.2
+NUM_BLOCKS = 216
+MIN_GAIN = 2.0
 #: of the worker that was given most requests, over the mean
-MOST_UNEVEN = 1.35
+MOST_UNEVEN = 1.3
 
 
 @dataclass

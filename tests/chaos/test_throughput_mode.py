@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.serving import THROUGHPUT_MODE
 from tests.chaos.client import Stream, ask, ask_all, session
 from tests.chaos.paced import Expected, body, paced_args, paced_environment
 from tests.chaos.server import ChaosServer, chaos_server
@@ -19,19 +20,12 @@ from tests.server_process import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
-FLAGS = {
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
-    # Only so that the test ends sooner: without it a replica drains for half a minute at least.
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-}
 FREED_TIMEOUT_S = 5.0
 
 
 @pytest.fixture(scope="module")
 def server(paced_folder: Path) -> Iterator[ChaosServer]:
-    with chaos_server(paced_args(paced_folder, 2), {**paced_environment(step_ms=20), **FLAGS}) as running:
+    with chaos_server(paced_args(paced_folder, 2), {**paced_environment(step_ms=20), **THROUGHPUT_MODE}) as running:
         yield running
 
 

@@ -15,8 +15,12 @@ from monitoring.table import METRICS
 from tests.grafana.expressions import metrics_in, panel_expressions, unknown_labels
 from tests.grafana.grafana_schema import schema_faults
 
-#: the same in other words as another metric that is shown
-NOT_SHOWN = {"stallfree_prefix_cache_query_tokens_total", "stallfree_prefix_cache_hit_tokens_total"}
+NOT_SHOWN = {
+    # the same in other words as metrics that are shown
+    *("stallfree_prefix_cache_query_tokens_total", "stallfree_prefix_cache_hit_tokens_total"),
+    # of no model, and there only with an autoscaler; demand and workers are shown as workers tell them
+    *("stallfree_scaling_workers", "stallfree_scaling_seen_demand"),
+}
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)

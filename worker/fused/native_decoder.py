@@ -10,10 +10,12 @@ import torch
 from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from kv_cache.huge_pages import advise_huge_pages
 from kv_cache.tensor_pool import TensorPool
 from worker.attention.cpu_native import CpuNativeBackend
 from worker.fused.checkpoint import Checkpoint, LinearWeights
 from worker.fused.family import DecoderShape, decoder_shape, unfused_reason
+from worker.fused.weight_memory import WeightMemory
 from worker.model import ModelShape, shape_from_config
 from worker.native import structures
 from worker.native.kernels import DTYPE_NAMES, LANES, MAX_HEAD_SIZE, Kernels, interleave, pack_weight
@@ -49,7 +51,7 @@ class NativeDecoder:
         rotary = LlamaRotaryEmbedding(config)
         self._inverse_frequencies = rotary.inv_freq.float()
         self._rotary_scaling = rotary.attention_scaling
-        self._kept: list[torch.Tensor] = []
+        self._weights = WeightMemory()
         checkpoint = Checkpoint(folder, sizes, dtype, interleave)
         self._layers = (structures.Layer * sizes.num_layers)()
         for index in range(sizes.num_layers):
@@ -153,10 +155,8 @@ class NativeDecoder:
         return structures.Linear(self._keep(pack_weight(linear.weight)), bias, n, k)
 
     def _keep(self, tensor: torch.Tensor) -> int:
-        """The address of a tensor that lives as long as this decoder."""
-        tensor = tensor.contiguous()
-        self._kept.append(tensor)
-        return tensor.data_ptr()
+        """The address of a copy that lives as long as this decoder."""
+        return self._weights.keep(tensor).data_ptr()
 
     def _bind(self, pool: TensorPool) -> None:
         assert pool.dtype == self.dtype
@@ -192,6 +192,7 @@ class _WorkingMemory:
             for size in (sizes.hidden_size, attention_size, attention_size, sizes.intermediate_size)
         ]
         self.logits = torch.empty(num_logit_rows, sizes.vocab_size)
+        advise_huge_pages(self.logits.data_ptr(), self.logits.nbytes)
         tensors = [self._residual, self._qkv, *self._stored, self._scratch, self.logits]
         self.buffers = structures.Buffers(*(tensor.data_ptr() for tensor in tensors))
 

@@ -11,44 +11,69 @@
 #include "key_tiles.h"
 #include "matrix.h"
 
+// Rows of queries whose scores and weights are at hand at once.
+constexpr int ROWS_TOGETHER = TILE_ROWS<KEY_VECTORS>;
+// How far a score may lie above the row's reference, in powers of two, before what was summed is rescaled.
+constexpr float HEADROOM = 8.0f;
+
 // Floats of working memory that one thread needs.
 inline size_t attention_scratch(int64_t heads, int64_t kv_heads, int64_t head_size) {
     const size_t rows = queries_per_item(heads / kv_heads) * (heads / kv_heads);
-    return KEYS * head_size * 2 + rows * (head_size * 2 + KEYS * 2 + 2);
+    return KEYS * head_size * 2 + ROWS_TOGETHER * KEYS * 2 + rows * (head_size * 2 + LANES + 1);
 }
 
-// One row of scores [64] becomes weights: `visible` says which keys are seen. Returns the factor for what was summed
-// so far; `top` and `sum` are the running maximum and sum of weights.
+// What one head's queries need while keys pass by; `rows` rows of each. A weight is 2^(score - reference), where a
+// row's reference is one of its scores, never more than HEADROOM below its best.
 template <class T>
-inline float soften(float* scores, uint64_t visible, __m512 scale, float& top, float& sum, T* weights) {
-    __m512 s[KEY_VECTORS], best = _mm512_set1_ps(top);
-    UNROLL for (int j = 0; j < KEY_VECTORS; ++j) {
-        const __mmask16 lanes = static_cast<__mmask16>(visible >> (j * LANES));
-        s[j] = _mm512_mul_ps(load(scores + j * LANES), scale);
-        best = _mm512_mask_max_ps(best, lanes, best, s[j]);
+struct Running {
+    T* query;           // [rows, head_size]
+    float* outputs;     // [rows, head_size]
+    float* sums;        // [rows, 16]: parts of the sum of weights
+    float* references;  // [rows]
+};
+
+// The scores [64] of one row become weights: `visible` says which of the keys are seen.
+template <class T>
+inline void soften(const float* scores, uint64_t visible, float scale, const Running<T>& running, int row, int size,
+                   T* weights) {
+    __m512 s[KEY_VECTORS];
+    UNROLL for (int j = 0; j < KEY_VECTORS; ++j) s[j] = load(scores + j * LANES);
+    if (visible != ~0ull) {
+        // Low enough to weigh exactly zero, and finite, so that the differences below are.
+        const __m512 lowest = _mm512_set1_ps(std::numeric_limits<float>::lowest());
+        UNROLL for (int j = 0; j < KEY_VECTORS; ++j)
+            s[j] = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(visible >> (j * LANES)), s[j]);
     }
-    const float highest = _mm512_reduce_max_ps(best);
-    const float factor = top == highest ? 1.0f : _mm512_cvtss_f32(exp2(_mm512_set1_ps(top - highest)));
-    __m512 total = _mm512_setzero_ps();
+    const __m512 factor = _mm512_set1_ps(scale);
+    const __m512 best = _mm512_mul_ps(_mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3])), factor);
+    float& reference = running.references[row];
+    float* sums = running.sums + row * LANES;
+    if (_mm512_cmp_ps_mask(best, _mm512_set1_ps(reference + HEADROOM), _CMP_GT_OQ)) {
+        const float highest = _mm512_reduce_max_ps(best);
+        const __m512 shrink = exp2(_mm512_set1_ps(reference - highest));
+        float* outputs = running.outputs + row * size;
+        for (int i = 0; i < size; i += LANES) store(outputs + i, _mm512_mul_ps(load(outputs + i), shrink));
+        store(sums, _mm512_mul_ps(load(sums), shrink));
+        reference = highest;
+    }
+    const __m512 base = _mm512_set1_ps(reference);
+    __m512 total = load(sums);
     UNROLL for (int j = 0; j < KEY_VECTORS; ++j) {
-        const __mmask16 lanes = static_cast<__mmask16>(visible >> (j * LANES));
-        const __m512 weight = _mm512_maskz_mov_ps(lanes, exp2(_mm512_sub_ps(s[j], _mm512_set1_ps(highest))));
+        const __m512 weight = exp2_of_finite(_mm512_fmsub_ps(s[j], factor, base));
         total = _mm512_add_ps(total, weight);
         store(weights + j * LANES, weight);
     }
-    sum = sum * factor + _mm512_reduce_add_ps(total);
-    top = highest;
-    return factor;
+    store(sums, total);
 }
 
 // outputs [rows, size] += weights [rows, 64] times values [64, size], in columns of at most 64. `next` is fetched.
-template <class T>
-inline void add_values(int rows, const T* weights, const KeyTile<T>& tile, const KeyTile<T>& next, float* outputs) {
+template <class T, class Fetch>
+inline void add_values(int rows, const T* weights, const KeyTile<T>& tile, float* outputs, Fetch fetch) {
     constexpr int words = KEYS / PER_WORD<T>;
     const int size = static_cast<int>(tile.size);
     const auto* a = reinterpret_cast<const uint32_t*>(weights);
     const auto part = [&]<int VECTORS>(int column) {
-        const typename KeyTile<T>::Values columns{tile, column}, next_columns{next, column};
+        const typename KeyTile<T>::Values columns{tile, column};
         product<T, VECTORS>(
             rows, a, words, columns, words,
             [&](int row, __m512* sums) {
@@ -58,7 +83,7 @@ inline void add_values(int rows, const T* weights, const KeyTile<T>& tile, const
                 UNROLL for (int j = 0; j < VECTORS; ++j) store(outputs + row * size + column + j * LANES, sums[j]);
             },
             [&](int i) {
-                if (i < words) UNROLL for (int j = 0; j < VECTORS; ++j) fetch_line(next_columns(i, j));
+                UNROLL for (int j = 0; j < VECTORS; ++j) fetch(i, column + j * LANES);
             });
     };
     int column = 0;
@@ -66,65 +91,75 @@ inline void add_values(int rows, const T* weights, const KeyTile<T>& tile, const
     for (; column < size; column += LANES) part.template operator()<1>(column);
 }
 
-// What one head's queries need while keys pass by; `rows` rows of each.
-template <class T>
-struct Running {
-    T* query;        // [rows, head_size]
-    float* outputs;  // [rows, head_size]
-    float* tops;     // [rows]
-    float* sums;     // [rows]
-};
+// Which of the keys [start, start + 64) the query at `position` sees.
+inline uint64_t visible_keys(int64_t position, int64_t window, int64_t start) {
+    const auto below = [](int64_t count) { return count >= KEYS ? ~0ull : (1ull << std::max<int64_t>(count, 0)) - 1; };
+    return below(position + 1 - start) & ~(window ? below(position - window + 1 - start) : 0);
+}
 
-// One tile of keys for the rows of one head.
+// One tile of keys for the rows of one head. `next` is fetched meanwhile.
 template <class T>
 inline void attend_tile(const Attention& a, const Span& span, int64_t start, const KeyTile<T>& tile,
                         const KeyTile<T>& next, const Running<T>& running, float* scores, T* weights) {
     const int size = static_cast<int>(a.cache.head_size), words = size / PER_WORD<T>;
     const int group = static_cast<int>(a.heads / a.cache.kv_heads), rows = static_cast<int>(span.queries) * group;
-    const __m512 scale = _mm512_set1_ps(a.scale * LOG2_E);
+    const float scale = a.scale * LOG2_E;
+    const bool sees_all = start + KEYS <= span.first_position + 1 && (!a.window || span.end - a.window <= start);
     const typename KeyTile<T>::Keys keys{tile}, next_keys{next};
-    product<T, KEY_VECTORS>(
-        rows, reinterpret_cast<const uint32_t*>(running.query), words, keys, words,
-        [](int, __m512* s) { UNROLL for (int j = 0; j < KEY_VECTORS; ++j) s[j] = _mm512_setzero_ps(); },
-        [&](int row, const __m512* s) {
-            UNROLL for (int j = 0; j < KEY_VECTORS; ++j) store(scores + row * KEYS + j * LANES, s[j]);
-        },
-        [&](int i) {
-            if (i < words) UNROLL for (int j = 0; j < KEY_VECTORS; ++j) fetch_line(next_keys(i, j));
+    const typename KeyTile<T>::Values next_values{next, 0};
+    // Rows that come together fetch their share of the next tile: prefetches that come faster than memory are dropped.
+    const auto is_due = [&](int word, int first, int of_words) {
+        return word >= first * of_words / rows && word < (first + ROWS_TOGETHER) * of_words / rows;
+    };
+    const auto score = [&](int first, int count) {
+        product<T, KEY_VECTORS>(
+            count, reinterpret_cast<const uint32_t*>(running.query + first * size), words, keys, words,
+            [](int, __m512* s) { UNROLL for (int j = 0; j < KEY_VECTORS; ++j) s[j] = _mm512_setzero_ps(); },
+            [&](int row, const __m512* s) {
+                UNROLL for (int j = 0; j < KEY_VECTORS; ++j) store(scores + row * KEYS + j * LANES, s[j]);
+            },
+            [&](int i) {
+                if (is_due(i, first, words))
+                    UNROLL for (int j = 0; j < KEY_VECTORS; ++j) fetch_line(next_keys(i, j));
+            });
+    };
+    const auto add = [&](int first, int count) {
+        add_values(count, weights, tile, running.outputs + first * size, [&](int word, int column) {
+            if (is_due(word, first, KEYS / PER_WORD<T>)) fetch_line(next_values(word, 0) + column);
         });
-    for (int row = 0; row < rows; ++row) {
-        const int64_t position = span.first_position + row / group;
-        const int last = static_cast<int>(std::clamp<int64_t>(position + 1 - start, 0, KEYS));
-        const int64_t before = a.window ? position - a.window + 1 - start : 0;
-        const int first = static_cast<int>(std::clamp<int64_t>(before, 0, KEYS));
-        const uint64_t before_last = last == KEYS ? ~0ull : (1ull << last) - 1;
-        const uint64_t visible = first == KEYS ? 0 : before_last & (~0ull << first);
-        if (visible == 0) {
-            std::fill_n(weights + row * KEYS, KEYS, T{});
-            continue;
+    };
+    // Weights take a while from scores: the scores of the next rows are computed in between.
+    int done = 0;
+    for (int first = 0, count; first < rows; first += count) {
+        count = std::min(rows - first, ROWS_TOGETHER);
+        score(first, count);
+        if (first) add(done, first - done);
+        done = first;
+        for (int row = 0; row < count; ++row) {
+            const uint64_t visible =
+                sees_all ? ~0ull : visible_keys(span.first_position + (first + row) / group, a.window, start);
+            if (visible) {
+                soften(scores + row * KEYS, visible, scale, running, first + row, size, weights + row * KEYS);
+            } else {
+                std::fill_n(weights + row * KEYS, KEYS, T{});
+            }
         }
-        const float factor =
-            soften(scores + row * KEYS, visible, scale, running.tops[row], running.sums[row], weights + row * KEYS);
-        if (factor != 1.0f)
-            for (float *to = running.outputs + row * size, *last_to = to + size; to < last_to; to += LANES)
-                store(to, _mm512_mul_ps(load(to), _mm512_set1_ps(factor)));
     }
-    add_values(rows, weights, tile, next, running.outputs);
+    add(done, rows - done);
 }
 
-// `after` is the item that this thread is likely to get next, or null.
 template <class T>
-void attend(const Attention& a, AttentionItem item, const AttentionItem* after, float* scratch) {
+void attend(const Attention& a, AttentionItem item, float* scratch) {
     const int group = static_cast<int>(a.heads / a.cache.kv_heads), size = static_cast<int>(a.cache.head_size);
     const Span span = span_of(a, item);
     const int rows = static_cast<int>(span.queries) * group, max_rows = queries_per_item(group) * group;
     auto* packed_keys = reinterpret_cast<uint32_t*>(scratch);
     uint32_t* packed_values = packed_keys + KEYS * size;
-    float* outputs = reinterpret_cast<float*>(packed_values + KEYS * size);
-    float* scores = outputs + max_rows * size;
-    float* tops = scores + max_rows * KEYS;
-    float* sums = tops + max_rows;
-    T* query = reinterpret_cast<T*>(sums + max_rows);
+    float* scores = reinterpret_cast<float*>(packed_values + KEYS * size);
+    float* outputs = scores + ROWS_TOGETHER * KEYS;
+    float* sums = outputs + max_rows * size;
+    float* references = sums + max_rows * LANES;
+    T* query = reinterpret_cast<T*>(references + max_rows);
     T* weights = query + max_rows * size;
     // The place of a row's numbers in query and output: rows are queries times the heads of a group, head by head.
     const auto head_place = [&](int row) {
@@ -133,27 +168,21 @@ void attend(const Attention& a, AttentionItem item, const AttentionItem* after, 
     };
     for (int row = 0; row < rows * item.num_heads; ++row) {
         std::copy_n(static_cast<const T*>(a.query) + head_place(row), size, query + row * size);
-        tops[row] = -std::numeric_limits<float>::infinity();
-        sums[row] = 0;
+        references[row] = -std::numeric_limits<float>::infinity();
     }
+    std::fill_n(sums, rows * item.num_heads * LANES, 0.0f);
     std::fill_n(outputs, rows * item.num_heads * size, 0.0f);
 
-    const bool is_direct = a.cache.block_size % LANES == 0;
-    KeyTile<T> next;
-    if (is_direct) next = locate<T>(a, item.row, span, item.first_head, span.first_tile());
+    const bool is_direct = a.cache.block_size % LANES == 0, is_short = rows <= ROWS_TOGETHER;
     for (int64_t start = span.first_tile(); start < span.end; start += KEYS)
         for (int head = 0; head < item.num_heads; ++head) {
-            KeyTile<T> tile;
+            KeyTile<T> tile, next;
             if (is_direct) {
-                tile = next;
-                if (head + 1 < item.num_heads) {
-                    next = locate<T>(a, item.row, span, item.first_head + head + 1, start);
-                } else if (start + KEYS < span.end) {
+                next = tile = locate<T>(a, item.row, span, item.first_head + head, start);
+                if (!is_short && start + KEYS < span.end)
                     next = locate<T>(a, item.row, span, item.first_head, start + KEYS);
-                } else if (after) {
-                    const Span seen = span_of(a, *after);
-                    next = locate<T>(a, after->row, seen, after->first_head, seen.first_tile());
-                }
+                if (is_short && head % heads_at_once<T>(size) == 0)
+                    read_tiles(a, tile, std::min<int64_t>(item.num_heads - head, heads_at_once<T>(size)));
                 if (start < span.first_seen || start + KEYS > span.end) copy_values(tile, span, start, packed_values);
             } else {
                 next = tile =
@@ -161,11 +190,12 @@ void attend(const Attention& a, AttentionItem item, const AttentionItem* after, 
             }
             const int row = head * rows;
             attend_tile<T>(a, span, start, tile, next,
-                           {query + row * size, outputs + row * size, tops + row, sums + row}, scores, weights);
+                           {query + row * size, outputs + row * size, sums + row * LANES, references + row}, scores,
+                           weights);
         }
     for (int row = 0; row < rows * item.num_heads; ++row) {
         T* to = static_cast<T*>(a.output) + head_place(row);
-        const __m512 sum = _mm512_set1_ps(sums[row]);
+        const __m512 sum = _mm512_set1_ps(_mm512_reduce_add_ps(load(sums + row * LANES)));
         for (int i = 0; i < size; i += LANES) store(to + i, _mm512_div_ps(load(outputs + row * size + i), sum));
     }
 }

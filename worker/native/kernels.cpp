@@ -76,11 +76,7 @@ void each_token(Member& member, int tokens, Item item) {
 
 template <class T>
 void attend_all(Member& member, const Attention& a, const std::vector<AttentionItem>& items, float* scratch) {
-    const int count = static_cast<int>(items.size());
-    member.each(count, [&](int item) {
-        const int after = item + member.team_size();
-        attend<T>(a, items[item], after < count ? &items[after] : nullptr, scratch);
-    });
+    member.each(static_cast<int>(items.size()), [&](int item) { attend<T>(a, items[item], scratch); });
 }
 
 template <class T>

@@ -23,6 +23,8 @@ constexpr int KEYS = 64;
 constexpr int KEY_VECTORS = KEYS / LANES;
 // Query rows (queries times heads of a group) per item: enough that reading a tile of keys is a small part.
 constexpr int QUERY_ROWS = 96;
+// Keys and values of few queries are read so many bytes at a time before they are used.
+constexpr int64_t READ_BYTES = 48 * 1024;
 
 // Queries of one row from `first_query` on, for the heads that share `num_heads` key-value heads.
 struct AttentionItem {
@@ -110,6 +112,28 @@ inline KeyTile<T> locate(const Attention& a, int row, const Span& span, int kv_h
                          offset / PER_WORD<T> * tile.size;
     }
     return tile;
+}
+
+// Heads whose tiles are read in one go: what the second cache level of any CPU has room for.
+template <class T>
+inline int64_t heads_at_once(int64_t head_size) {
+    return std::max<int64_t>(1, READ_BYTES / (2 * KEYS * head_size * static_cast<int64_t>(sizeof(T))));
+}
+
+// Reads the tiles of `heads` heads from `tile` on in the order of memory, at its speed. Few rows multiply a tile faster
+// than that and in another order, and prefetches that come faster than memory are dropped.
+template <class T>
+inline void read_tiles(const Attention& a, const KeyTile<T>& tile, int64_t heads) {
+    const auto read = [](const uint32_t* words) { static_cast<void>(*static_cast<const volatile uint32_t*>(words)); };
+    const size_t head_words = a.cache.block_size * tile.size / PER_WORD<T>;
+    const int key_words = static_cast<int>(tile.size) / PER_WORD<T>;
+    for (int j = 0; j < KEY_VECTORS; ++j)
+        for (int64_t head = 0; head < heads; ++head)
+            for (int word = 0; word < key_words; ++word) read(tile.keys[j] + head * head_words + word * tile.key_step);
+    for (int j = 0; j < KEY_VECTORS; ++j)
+        for (int64_t head = 0; head < heads; ++head)
+            for (size_t word = 0; word < LANES / PER_WORD<T> * tile.size; word += LANES)
+                read(tile.values[j] + head * head_words + word);
 }
 
 // Copies the values of a tile that holds keys which are not read: those become zeros, since what is there may be NaN.
