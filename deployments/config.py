@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from deployments.keys import KeyRing, KeysError
+from deployments.request_log import OFF
 from deployments.tool_calls.names import ReasoningParserName, ToolCallParserName
 from worker.config import ConfigError, EngineConfig, check_engine_config, option_names, parse_bytes
 from worker.tenant_weights import parse_tenant_weights
@@ -62,6 +63,10 @@ class AppArgs(BaseModel):
     metrics_host: str = "127.0.0.1"
     #: 0: no scrape port; the ingress's /metrics works either way
     metrics_port: int = Field(default=9400, ge=0, le=65535)
+    #: the metrics under vLLM's names, too, for what was made for it
+    vllm_metric_names: bool = False
+    #: where each ended request gets a line; `off`: nowhere; by default Serve's log of the ingress replica
+    request_log: str | None = Field(default=None, min_length=1)
     #: a worker that sends no frame for so long has failed
     stall_timeout_s: float = Field(default=5.0, gt=0.5)
     #: a step that runs for so long is stuck
@@ -172,6 +177,11 @@ class AppArgs(BaseModel):
             return KeyRing.parse(text)
         except KeysError as error:
             raise ConfigError(option, str(error)) from None
+
+    @property
+    def effective_request_log(self) -> str | None:
+        """Replicas run in a folder of Ray's."""
+        return self.request_log if self.request_log in (None, OFF) else os.path.abspath(str(self.request_log))
 
     @property
     def declared_tenants(self) -> tuple[str, ...]:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.api import create_api
 from deployments.api_service import ApiService, ApiSettings
+from deployments.build_facts import ingress_build
 from deployments.dashboard_source import ActorDashboard
 from deployments.explain.desk import ExplainDesk
 from deployments.explain.journeys import Journeys, nobody_wants_it
@@ -24,7 +26,9 @@ from deployments.failover import FailoverClient
 from deployments.keys import KeyRing
 from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
 from deployments.model_facts import ModelFacts
+from deployments.protocol.errors import unavailable
 from deployments.readiness import ReadyProbe
+from deployments.request_log import open_request_log
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
 from monitoring.ingress_metrics import IngressMetrics
@@ -54,6 +58,8 @@ class IngressSettings:
     reasoning_parser: str
     metrics_host: str
     metrics_port: int
+    vllm_metric_names: bool
+    request_log: str | None
     timeouts: ClientTimeouts
     max_n: int
     most_urgent_priority: int
@@ -75,8 +81,16 @@ class Ingress:
         self._describe = worker.options(method_name="describe", _by_reference=False)
         context = serve.get_replica_context()
         self._metrics = IngressMetrics(settings.model_name, settings.tenants)
+        self._metrics.build(**ingress_build())
+        self._request_log = open_request_log(settings.request_log, settings.model_name)
         self._actor, tokenizer = await asyncio.gather(
-            asyncio.to_thread(get_or_create, context.app_name, settings.metrics_host, settings.metrics_port),
+            asyncio.to_thread(
+                get_or_create,
+                context.app_name,
+                settings.metrics_host,
+                settings.metrics_port,
+                with_vllm_names=settings.vllm_metric_names,
+            ),
             asyncio.to_thread(_load_tokenizer, settings),
         )
         facts: ModelFacts = await self._describe.remote()
@@ -110,6 +124,7 @@ class Ingress:
             metrics_text=self._metrics_text,
             dashboard=ActorDashboard(self._actor),
             is_any_worker=ROUTER_STATE.has_running,
+            request_log=self._request_log,
             explain=ExplainDesk(journeys, self._explanations.find),
         )
         self._cors_origins = settings.cors_origins
@@ -138,9 +153,12 @@ class Ingress:
             response.cancel()  # type: ignore[no-untyped-call]
 
     async def _metrics_text(self) -> str:
-        """All metrics of the application; those of this replica as they are now."""
+        """All metrics of the application; those of this replica as they are now. Raises ApiError."""
         await self._pusher.push(self._metrics.snapshot())
-        text: str = await self._actor.render.remote()
+        try:
+            text: str = await self._actor.render.remote()
+        except RayActorError as error:
+            raise unavailable("the metrics actor is starting again") from error
         return text
 
     async def _report_metrics(self) -> None:
@@ -155,6 +173,7 @@ class Ingress:
             self._reporter.cancel()
             self._pusher.say_goodbye()
             self._service.grammars.close()
+            self._request_log.close()
             if self._spans is not None:
                 await asyncio.to_thread(self._spans.close)
 

@@ -35,6 +35,17 @@ class IngressMetrics:
         """A worker took a request; `reason` is why it was chosen: "prefix", "load" or "only"."""
         self._accumulator.inc("stallfree_router_choices_total", 1, reason)
 
+    def build(self, *, version: str, python: str, ray: str) -> None:
+        self._accumulator.tell("stallfree_build_info", {"version": version, "python": python, "ray": ray})
+
+    def request_sizes(self, prompt_tokens: int, generation_tokens: int, time_per_token_s: float | None) -> None:
+        """Once for each request, however it ended. None: it ended otherwise than by stop or length, or has no token
+        after the first."""
+        self._accumulator.observe("stallfree_request_prompt_tokens", prompt_tokens)
+        self._accumulator.observe("stallfree_request_generation_tokens", generation_tokens)
+        if time_per_token_s is not None:
+            self._accumulator.observe("stallfree_request_time_per_output_token_seconds", time_per_token_s)
+
     def request_finished(self, finish_reason: str, prompt_tokens: int, e2e_s: float, tenant: str = "") -> None:
         """Once for each request, however it ended. Only whole answers enter the latency histogram: a client
         that left or a failure after a millisecond says nothing about how long an answer takes."""

@@ -36,6 +36,9 @@ def _add_replicas(group: Any) -> None:
     _add_count(group, "num_ingress", 1, "replicas of the HTTP API")
     group.add_argument("--metrics-host", metavar="HOST", help="where to listen for scrapes (default: 127.0.0.1)")
     _add_count(group, "metrics_port", 9400, "0: no scrape port", "PORT")
+    group.add_argument("--vllm-metric-names", action="store_true", help="metrics under vLLM's names, too")
+    group.add_argument("--request-log", metavar="FILE", help="a line of JSON for each ended request; off: none "
+        "(default: in Serve's log of the HTTP API's replica)")  # fmt: skip
 
 
 def _add_requests(group: Any) -> None:
