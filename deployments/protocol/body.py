@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from deployments.disconnects import ClientGoneError
 from deployments.protocol.errors import ApiError, bad_request
+from deployments.protocol.nesting import MAX_NESTING, is_too_deep
 
 
 class Parsable(Protocol):
@@ -75,7 +76,18 @@ def _parse(body: bytes) -> dict[str, Any]:
         raise bad_request(f"the body is not valid JSON{where}") from error
     if not isinstance(value, dict):
         raise bad_request("the body must be a JSON object")
+    # Hardly any body has so many brackets at all, nested or not.
+    if body.count(b"[") + body.count(b"{") > MAX_NESTING:
+        _check_nesting(value)
     return value
+
+
+def _check_nesting(body: Mapping[str, Any]) -> None:
+    """Raises ApiError that names the field whose value is nested too deeply."""
+    for name, value in body.items():
+        if is_too_deep(value):
+            name = name[:_MOST_PLACE_CHARS]
+            raise bad_request(f"{name or 'body'}: nested more than {MAX_NESTING} levels deep", name or None)
 
 
 def _loads_long_numbers(text: str) -> Any:
