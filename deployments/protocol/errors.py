@@ -66,7 +66,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def not_supported(param: str, what: str) -> ApiError:
-    return ApiError(400, f"{param}: {what} is not supported", param=param, code="unsupported_parameter")
+    """`what` may end with a hint after a semicolon, such as "functions; use tools instead"."""
+    what, semicolon, hint = what.partition(";")
+    message = f"{param}: {what} is not supported{semicolon}{hint}"
+    return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
 def model_not_found(served_model_name: str) -> ApiError:
