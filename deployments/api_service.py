@@ -18,6 +18,7 @@ from deployments.explain.desk import ExplainDesk, no_others
 from deployments.explain.journeys import Journeys
 from deployments.grammar_checks import check_grammar, grammar_checks
 from deployments.keys import ANYBODY, Caller, KeyRing
+from deployments.prompt_entries import prompt_text
 from deployments.protocol.choices import check_limits
 from deployments.protocol.errors import bad_request, model_not_found
 from deployments.protocol.fields import MAX_PRIORITY, Prompt
@@ -112,12 +113,10 @@ class ApiService:
         base_id = f"cmpl-{uuid.uuid4().hex}"
         jobs = []
         for index, (prompt, token_ids) in enumerate(zip(request.prompt, prompts, strict=True)):
-            prefix = ""
-            if request.echo:
-                prefix = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
+            echoed = prompt_text(self.tokenizer, prompt) if request.echo else ""
             request_id = base_id if len(prompts) == 1 else f"{base_id}-{index}"
             meter = AnswerMeter(self._metrics, arrival_s, len(token_ids), caller.tenant)
-            jobs.append(self._job(request, request_id, index, token_ids, "prompt", meter, caller, prefix))
+            jobs.append(self._job(request, request_id, index, token_ids, "prompt", meter, caller, echoed))
         return jobs
 
     async def chat_jobs(
@@ -170,13 +169,13 @@ class ApiService:
         prompt_param: str,
         meter: AnswerMeter,
         caller: Caller,
-        prefix: str = "",
+        echoed: str = "",
         *,
         forced_grammar: GrammarSpec | None = None,
         shows_special_tokens: bool = False,
         until: Callable[[], Callable[[str], bool]] | None = None,
     ) -> Job:
-        """Choices are numbered prompt after prompt. `prefix` is text that comes before each answer."""
+        """Choices are numbered prompt after prompt. `echoed` is the prompt's text where it comes before each answer."""
         settings = self.settings
         params = sampling_params(
             request,
@@ -205,7 +204,7 @@ class ApiService:
                 tenant=caller.tenant,
                 cache_salt=request.cache_salt or "",
             ),
-            [Answer(first + sample, self.tokenizer, options, prefix) for sample in range(params.n)],
+            [Answer(first + sample, self.tokenizer, options, echoed) for sample in range(params.n)],
             meter,
             _shorter(request.timeout, settings.request_timeout_s),
             caller,
