@@ -168,6 +168,9 @@ def test_a_wrong_tool_choice_is_told_what_it_may_be(choice: Any) -> None:
         ({"stop": {}}, "stop: must be a string or a list of strings"),
         ({"functions": [{}]}, "functions: calling functions by this field is not supported; use tools instead"),
         ({"bad_words": ["a"]}, "bad_words: a list of forbidden words is not supported; use logit_bias instead"),
+        ({"response_format": ""}, "response_format: must be an object"),
+        ({"logit_bias": []}, "logit_bias: must be an object"),
+        ({"stream_options": 5}, "stream_options: must be an object"),
         ({"web_search_options": {}}, "web_search_options: searching the web is not supported"),
         (
             {"stop": "a", "use_beam_search": True},
