@@ -28,7 +28,7 @@ FIELDS = (
 )
 #: values in the order of `FIELDS`; `chunks` is a list of [request id, tokens], for the first `MAX_CHUNKS`
 Row = list[object]
-_ENDED = FIELDS.index("ended_ms")
+_ENDED, _DURATION = FIELDS.index("ended_ms"), FIELDS.index("duration_ms")
 
 
 class StepBatch(TypedDict):
@@ -50,7 +50,7 @@ def _row(record: StepRecord, now_s: float) -> Row:
     age_ms = max(0.0, now_s - record.time_s - record.duration_s) * 1e3
     chunks = [[chunk.request_id, chunk.end - chunk.start] for chunk in record.prefill_chunks[:MAX_CHUNKS]]
     return [
-        *(record.step_id, round(age_ms, 1), round(record.duration_s * 1e3, 3)),
+        *(record.step_id, round(age_ms, 3), round(record.duration_s * 1e3, 3)),
         *(record.num_decodes, record.num_prefill_tokens, record.max_num_batched_tokens),
         *(record.num_waiting, record.num_running, record.num_swapped, record.num_device_blocks_used),
         *(len(record.preemptions), record.waiting_reason or "", chunks),
@@ -76,8 +76,9 @@ class StepFeed:
             if kept is None:
                 kept = deque(maxlen=MAX_STEPS)
             self._rows[worker] = kept  # the one that reported last stands last
+            late_ms = _lateness_ms(kept, rows, now_ms)
             for row in rows:
-                ended_ms = round(now_ms - _ended_ms(row), 1)
+                ended_ms = round(now_ms - _ended_ms(row) + late_ms, 3)
                 self._cursor += 1
                 kept.append((self._cursor, [*row[:_ENDED], ended_ms, *row[_ENDED + 1 :]]))
             while len(self._rows) > MAX_WORKERS:
@@ -99,6 +100,21 @@ class StepFeed:
         """Rows by worker, oldest first, of the steps that ended at `ms` or later on the clock of `now_ms`."""
         with self._lock:
             return {worker: [row for _, row in kept if _ended_ms(row) >= ms] for worker, kept in self._rows.items()}
+
+
+def _lateness_ms(kept: deque[tuple[int, Row]], rows: list[Row], now_ms: float) -> float:
+    """By how much these rows must be later, so that no step begins before the last one ended: one report takes longer
+    on its way than another."""
+    if not kept or not rows:
+        return 0.0
+    began_ms = now_ms - _ended_ms(rows[0]) - _duration_ms(rows[0])
+    return max(0.0, _ended_ms(kept[-1][1]) - began_ms)
+
+
+def _duration_ms(row: Row) -> float:
+    value = row[_DURATION]
+    assert isinstance(value, float)
+    return value
 
 
 def _ended_ms(row: Row) -> float:

@@ -76,7 +76,8 @@ WORKER_METRICS = (
     ),
     counter(
         "stallfree_discarded_tokens_total",
-        "Computed tokens whose keys and values were thrown away by preemption and are computed again",
+        "Computed tokens whose keys and values were thrown away by preemption; they are computed again, but for those "
+        "whose blocks the prefix cache still has then",
         WORKER,
     ),
     counter(

@@ -52,7 +52,8 @@ class _Part:
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """Invariant: the parts sum to `mark_us - arrival_us`. `clocks` and `step` are those when its state began."""
+    """Invariant: the parts sum to `mark_us - arrival_us`. `clocks` and `step` are those when its state began;
+    `num_discarded_tokens`: so many of its first tokens had been computed when its cache was thrown away."""
 
     actor: Actor
     arrival_us: int
@@ -66,6 +67,7 @@ class Life:
     num_cached_tokens: int | None = None
     num_chunks: int = 0
     num_preemptions: int = 0
+    num_discarded_tokens: int = 0
     chunks: list[ChunkSpan] = field(default_factory=list)
     preemptions: list[LostPlace] = field(default_factory=list)
     _parts: list[_Part] = field(default_factory=list)
@@ -113,6 +115,13 @@ class Life:
         else:
             last = self.chunks[-1]
             last.end, last.step_us, last.own_us = chunk.end, last.step_us + chunk.step_us, last.own_us + chunk.own_us
+
+    def add_prefill(self, chunk: ChunkSpan, us: int) -> None:
+        """Time of its own in a chunk: that of tokens which had been computed before is a preemption's."""
+        num_again = min(max(self.num_discarded_tokens - chunk.start, 0), chunk.end - chunk.start)
+        again_us = us * num_again // (chunk.end - chunk.start)
+        self.add("prefill", "recompute", again_us, [])
+        self.add("prefill", "", us - again_us, [])
 
     def add_preemption(self, lost: LostPlace) -> None:
         self.num_preemptions += 1

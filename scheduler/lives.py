@@ -140,6 +140,7 @@ class Lives:
                 preemption.num_discarded_tokens,
             )
         )
+        life.num_discarded_tokens = max(life.num_discarded_tokens, preemption.num_discarded_tokens)
         is_swap = preemption.mode == "swap"
         self._enter(life, LifeState.SWAPPED if is_swap else LifeState.THROWN_OUT, preemption.reason, in_step=True)
 
@@ -153,14 +154,14 @@ class Lives:
             taken_us = shares.step_us * (chunk.end - chunk.start) // max(record.num_batched_tokens, 1)
             self._blockers.charge(life.actor, _CHUNKS, taken_us, self._step)
             if life.state in _OUT:
-                cause = "recompute" if life.state is LifeState.THROWN_OUT else ""
                 self._close(life, begin_us)
                 self._let_in(life)
-                self._enter(life, LifeState.PREFILL, cause, in_step=True)
+                self._enter(life, LifeState.PREFILL, in_step=True)
             if life.num_cached_tokens is None:
                 life.num_cached_tokens = chunk.start
             life.actor.num_tokens = max(life.actor.num_tokens, chunk.end)
-            life.add_chunk(ChunkSpan(chunk.start, chunk.end, shares.step_us, own_us, record.step_id))
+            span = ChunkSpan(chunk.start, chunk.end, shares.step_us, own_us, record.step_id)
+            life.add_chunk(span)
             if life.mark_us < end_us:  # else another of its sequences had a chunk in this step
                 if life.mark_us < begin_us:
                     life.add("queue", WaitReason.TOKEN_BUDGET, begin_us - life.mark_us, [])
@@ -170,7 +171,7 @@ class Lives:
                 answers_us = min(shares.chunk_answers_us, row_us - own_us)
                 if len(record.prefill_chunks) == 1:
                     answers_us = row_us - own_us
-                life.add("prefill", life.cause, own_us, [])
+                life.add_prefill(span, own_us)
                 life.add("interference", "answers", answers_us, [])
                 life.add("interference", "prompts", row_us - own_us - answers_us, [])
                 life.mark_us = end_us

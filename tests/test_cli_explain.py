@@ -117,3 +117,15 @@ def test_a_server_that_is_not_there_and_a_wrong_url_are_told_apart(capsys: pytes
     assert "does not answer" in capsys.readouterr().err
     assert main(["explain", "x", "--url", "ftp://there"]) == 2
     assert main(["explain", "x", "--url", "127.0.0.1:8000"]) == 2
+
+
+def test_the_base_url_that_serve_prints_will_do(url: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["explain", "cmpl-late", "--url", f"{url}/v1/", "--json"]) == 0
+    assert ASKED[-1][0] == "/v1/requests/cmpl-late/explain"
+    assert json.loads(capsys.readouterr().out) == EXPLANATION
+
+
+def test_a_request_that_made_room_itself_was_not_preempted_for_anybody():
+    lost = EXPLANATION["preemptions"][0] | {"beneficiary": None}
+    text = explanation_text(EXPLANATION | {"preemptions": [lost]}, 80)
+    assert "as it could not grow and nobody else could make room" in text

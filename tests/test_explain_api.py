@@ -157,6 +157,17 @@ def test_only_the_owner_and_admins_may_read_it_and_other_tenants_have_no_names(f
     run_explained(folder, scenario, max_num_batched_tokens=64, keys=KEYS)
 
 
+def test_an_id_that_another_tenant_chose_too_finds_each_ones_own(folder: Path):
+    async def scenario(api: ExplainedApi) -> None:
+        own = await api.complete(auth("sk-a") | {"x-request-id": "shared"}, prompt=[7] * 20, max_tokens=1)
+        other = await api.complete(auth("sk-b") | {"x-request-id": "shared"}, prompt=[8] * 20, max_tokens=1)
+        assert (await api.explain("shared", auth("sk-a")))["id"] == own["id"]
+        assert (await api.explain("shared", auth("sk-b")))["id"] == other["id"]
+        assert set((await api.explain("shared", auth("sk-admin")))["requests"]) == {own["id"], other["id"]}
+
+    run_explained(folder, scenario, keys=KEYS)
+
+
 def test_an_id_of_the_clients_own_may_hold_what_paths_are_made_of(folder: Path):
     async def scenario(api: ExplainedApi) -> None:
         answer = await api.complete({"x-request-id": "a/b?x"}, prompt=[7] * 20, max_tokens=1)

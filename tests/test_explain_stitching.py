@@ -5,7 +5,7 @@ from deployments.explain.journey import Journey
 from deployments.explain.stitching import stitched
 from deployments.frames import Accepted, Tokens
 from deployments.keys import Caller
-from scheduler.life_report import Blocker, LifePart, LifeReport
+from scheduler.life_report import Blocker, LifePart, LifeReport, LostPlace
 from tests.fake_worker import LOAD
 from worker.types import TokenEvent
 
@@ -154,3 +154,12 @@ def test_other_tenants_requests_have_no_name_for_those_who_are_no_admins():
     assert blockers(None) == [{"id": "a", "ms": 5}, {"id": "b", "ms": 3}]
     assert blockers(Caller("mine")) == [{"id": "a", "ms": 5}, {"id": MASK, "ms": 3}]
     assert blockers(Caller()) == [{"id": MASK, "ms": 5}, {"id": MASK, "ms": 3}]
+
+
+def test_who_makes_room_itself_has_nobody_who_profits():
+    trip = Trip().sent(1).accepted(1)
+    report = life(("decode", "", 5), ("preempted", "blocks", 3), ("decode", "", 2))
+    report.preemptions = [LostPlace(5000, "recompute", "blocks", name, "t", 3, 9) for name in ("r", "other")]
+    trip.tokens(10, report).ended(0)
+    shown = shown_to(explanation_of(trip.journey), None)
+    assert [lost["beneficiary"] for lost in shown["preemptions"]] == [None, "other"]

@@ -4,8 +4,9 @@ named the delay is gone."""
 import pytest
 
 from scheduler import SchedulerPolicy
-from scheduler.life import MAX_CHUNKS, MAX_PARTS
-from scheduler.life_report import MAX_BLOCKERS, LifePart, LifeReport
+from scheduler.blockers import Actor
+from scheduler.life import MAX_CHUNKS, MAX_PARTS, Life
+from scheduler.life_report import MAX_BLOCKERS, ChunkSpan, LifePart, LifeReport
 from scheduler.lives import Lives
 from scheduler.records import ChunkRecord, StepRecord, WaitReason
 from tests.explained_runs import PRESSURES, Explained, explained, pressing_works, work
@@ -214,3 +215,14 @@ def test_without_the_request_that_is_blamed_the_delay_is_gone():
     print(f"{num_gone} of {num_replayed} delays are gone without the request that is blamed")
     assert num_replayed >= NUM_REPLAYED
     assert num_gone >= 0.9 * num_replayed
+
+
+def test_only_tokens_that_had_been_computed_are_computed_again():
+    life = Life(Actor("r", "", 0, 0, 100), 0, 0, 1, 100)
+    life.num_discarded_tokens = 42
+    life.add_prefill(ChunkSpan(32, 52, step_us=900, own_us=400), 400)
+    life.add_prefill(ChunkSpan(52, 100, step_us=900, own_us=600), 600)
+    life.mark_us = 1000
+    report = life.report(is_over=True)
+    assert us_of(report, "prefill", "recompute") == 200
+    assert us_of(report, "prefill", "") == 800

@@ -28,14 +28,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[OneLineParser]") -> OneLi
         "explain", help="say why a request took as long as it did", description=_DESCRIPTION, allow_abbrev=False
     )
     parser.add_argument("id", metavar="ID", help="of the answer, or its x-request-id")
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"of the server (default: {DEFAULT_URL})")
+    parser.add_argument(
+        "--url", default=DEFAULT_URL, help=f"of the server, with or without /v1 (default: {DEFAULT_URL})"
+    )
     parser.add_argument("--api-key", metavar="KEY", help="the request's own, or an admin's")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    url = f"{args.url.rstrip('/')}/v1/requests/{quote(args.id, safe='')}/explain"
+    url = f"{args.url.rstrip('/').removesuffix('/v1')}/v1/requests/{quote(args.id, safe='')}/explain"
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
         raise UsageError("--url", "must begin with http:// or https:// and name a host")
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}

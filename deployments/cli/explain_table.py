@@ -28,6 +28,7 @@ _CAUSES = {
     "prompts": "others' prompts made its steps longer",
     "answers": "others' answers made its steps longer",
     "recompute": "computed again after a preemption",
+    "request": "from the proxy to the server, until all of it was there",
     "failover": "computed again after its worker was lost",
     "on_a_lost_worker": "on a worker that was lost later",
     "host_pool_full": "there were no free blocks, nor room on the host",
@@ -97,7 +98,7 @@ def _facts(explanation: Mapping[str, Any]) -> list[str]:
     for lost in explanation["preemptions"]:
         lines.append(
             f"preempted {_time(lost['at_ms'])} after it came to its worker ({lost['mode']}, {lost['blocks']} blocks) "
-            f"for {lost['beneficiary']}: {_CAUSES.get(lost['reason'], lost['reason'])}"
+            f"{_in_favour_of(lost['beneficiary'])}: {_CAUSES.get(lost['reason'], lost['reason'])}"
         )
     for worker in explanation["workers"]:
         lost = f", lost: {_CAUSES.get(worker['lost'], worker['lost'])}" if worker["lost"] else ""
@@ -106,6 +107,10 @@ def _facts(explanation: Mapping[str, Any]) -> list[str]:
     if "requests" in explanation:
         lines.append(f"the longest of {len(explanation['requests'])}: {', '.join(explanation['requests'])}")
     return lines
+
+
+def _in_favour_of(beneficiary: str | None) -> str:
+    return "as it could not grow and nobody else could make room" if beneficiary is None else f"for {beneficiary}"
 
 
 def _time(ms: float) -> str:

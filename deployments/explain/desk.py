@@ -37,7 +37,7 @@ class ExplainDesk:
         Of several requests (the prompts of one call) the longest is explained, and `requests` names them all.
         """
         may_read_all = not has_keys or caller.is_admin
-        found = [e for e in await self._find(request_id) if may_read_all or _owner(e).is_of(caller)]
+        found = await self._find(request_id, lambda e: may_read_all or _owner(e).is_of(caller))
         if not found:
             raise _unknown()
         exact = [e for e in found if e["id"] == request_id]
@@ -54,13 +54,17 @@ class ExplainDesk:
         except ApiError:
             return None
 
-    async def _find(self, request_id: str) -> list[StoredExplanation]:
+    async def _find(
+        self, request_id: str, may_be_read: Callable[[StoredExplanation], bool]
+    ) -> list[StoredExplanation]:
+        """Of those that may be read: others chose the same id, perhaps."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + ELSEWHERE_TIMEOUT_S
         while True:
-            if here := await self.journeys.find(request_id):
+            if here := [e for e in await self.journeys.find(request_id) if may_be_read(e)]:
                 return here
-            found, is_perhaps_elsewhere = await self._find_elsewhere(request_id)
+            elsewhere, is_perhaps_elsewhere = await self._find_elsewhere(request_id)
+            found = [e for e in elsewhere if may_be_read(e)]
             if found or not is_perhaps_elsewhere or loop.time() >= deadline_s:
                 return found
             await asyncio.sleep(_ELSEWHERE_PERIOD_S)

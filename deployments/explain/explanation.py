@@ -64,7 +64,9 @@ def explanation_of(journey: Journey) -> dict[str, Any]:
                 "at_ms": _ms(lost.at_us),
                 "mode": lost.mode,
                 "reason": lost.reason,
-                "beneficiary": {"id": _public_id(lost.beneficiary), "tenant": lost.beneficiary_tenant},
+                "beneficiary": None
+                if _public_id(lost.beneficiary) == _public_id(journey.request_id)
+                else {"id": _public_id(lost.beneficiary), "tenant": lost.beneficiary_tenant},
                 "blocks": lost.num_blocks,
                 "discarded_tokens": lost.num_discarded_tokens,
             }
@@ -88,7 +90,10 @@ def shown_to(explanation: dict[str, Any], caller: Caller | None) -> dict[str, An
         return {"id": name} | {key: value for key, value in blocker.items() if key not in ("id", "tenant")}
 
     parts = [part | {"blockers": [shown(b) for b in part["blockers"]]} for part in explanation["parts"]]
-    preemptions = [p | {"beneficiary": shown(p["beneficiary"])["id"]} for p in explanation["preemptions"]]
+    preemptions = [
+        p | {"beneficiary": None if p["beneficiary"] is None else shown(p["beneficiary"])["id"]}
+        for p in explanation["preemptions"]
+    ]
     return explanation | {"parts": parts, "preemptions": preemptions}
 
 

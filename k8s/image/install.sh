@@ -13,7 +13,7 @@ case $variant in cpu | cuda) ;; *) echo "there is no variant $variant, only cpu 
 
 python3 -m venv "$target"
 python=$target/bin/python
-"$python" -m pip install --no-cache-dir --disable-pip-version-check -c constraints.txt .
+"$python" -m pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[tracing]'
 
 # From elsewhere, so that nothing is imported from the checkout.
 cd /

@@ -102,3 +102,15 @@ def test_workers_are_shown_as_they_are_now_with_totals_of_all_ingress_replicas()
     assert (view["totals"]["requests"], view["totals"]["prompt_tokens"]) == (2, 10)
     now_s = SILENT_AFTER_S + 1
     assert [(worker["is_up"], worker["values"]) for worker in now_view(store)["workers"]] == [(False, {})] * 2
+
+
+def test_no_step_begins_before_the_last_one_ended_though_a_report_was_faster_than_the_one_before():
+    feed = StepFeed()
+    first = StepRecord(1, time_s=9.0, max_num_batched_tokens=8, duration_s=1.0)
+    second = StepRecord(2, time_s=10.0, max_num_batched_tokens=8, duration_s=1.0)
+    third = StepRecord(3, time_s=11.0, max_num_batched_tokens=8, duration_s=1.0)
+    feed.add("0", rows_of([first], now_s=12.0), now_ms=50_000.0)
+    feed.add("0", rows_of([second, third], now_s=12.0), now_ms=49_900.0)
+    rows = feed.since(0, "")["rows"]["0"]
+    spans = [(row[1] - row[2], row[1]) for row in rows]
+    assert spans == [(47_000.0, 48_000.0), (48_000.0, 49_000.0), (49_000.0, 50_000.0)]
