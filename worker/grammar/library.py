@@ -105,6 +105,12 @@ def check_matcher(matcher: LLMatcher) -> None:
         raise GrammarError(_short(matcher.get_error()))
 
 
+def is_wrong_token(matcher: LLMatcher) -> bool:
+    """Whether its error is that the grammar does not allow the token it was given."""
+    error: str = matcher.get_error()
+    return "doesn't satisfy the grammar" in error or error.startswith("parser stopped")
+
+
 def _short(message: str) -> str:
     """The telling part of the library's message: its parsers of regular expressions put it last, the others first."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]

@@ -12,7 +12,7 @@ import torch
 from llguidance import LLMatcher
 
 from worker.grammar.errors import GrammarError
-from worker.grammar.library import check_matcher
+from worker.grammar.library import check_matcher, is_wrong_token
 from worker.grammar.starts import GrammarStarts
 
 #: Processor time that the masks of an answer, and its way on, may take: so much at first, and so much for each token.
@@ -70,29 +70,25 @@ class GrammarMatcher:
 
     def accept(self, token_id: int) -> None:
         """The token that was chosen. Raises GrammarError for one that may not come next, and as `allowed`."""
-        if token_id in self._eos_token_ids:  # the last one, which cannot be tried
-            is_taken = self._ask(lambda matcher: matcher.consume_token(token_id))
-        else:
-            is_taken = self._ask(lambda matcher: matcher.try_consume_tokens([token_id]))
-        if not is_taken:
-            raise GrammarError(f"token {len(self._token_ids) + 1} of the answer does not follow it")
+        self._ask(lambda matcher: matcher.consume_token(token_id))
         self._token_ids.append(token_id)
 
-    def _ask(self, ask: Callable[[LLMatcher], int | None]) -> int | None:
-        """The library's answer, from a fresh start if the lexer has failed: for another answer, for what all of them
+    def _ask(self, ask: Callable[[LLMatcher], object]) -> None:
+        """Of the library, and from a fresh start if the lexer has failed: for another answer, for what all of them
         together have asked of it, or for this one, which then fails by itself."""
         began_s = time.thread_time()
-        answer = ask(self._matcher)
+        ask(self._matcher)
         while self._matcher.is_error():
             self._start_anew()
-            answer = ask(self._matcher)
+            ask(self._matcher)
         self._spent_s += time.thread_time() - began_s
-        return answer
 
     def _start_anew(self) -> None:
         """With the tokens so far. Raises GrammarError where the lexer was this answer's own."""
         while self._matcher.is_error():
             if self._root is None:
+                if is_wrong_token(self._matcher):
+                    raise GrammarError(f"token {len(self._token_ids) + 1} of the answer does not follow it")
                 check_matcher(self._matcher)  # raises
             elif self._starts.renew(self._root):
                 self._root = None
@@ -100,4 +96,4 @@ class GrammarMatcher:
             else:
                 self._root = self._starts.root
                 self._matcher = self._root.deep_copy()
-            self._matcher.try_consume_tokens(self._token_ids)
+            self._matcher.consume_tokens(self._token_ids)

@@ -1,4 +1,4 @@
-"""The process in which a grammar is first compiled, and followed a little: it may hang, overflow its stack or run out of memory alone.
+"""The process in which a grammar is first compiled, and followed a little: it may hang or run out of memory alone.
 
 Reads lines of JSON from its standard input: a vocabulary, answered with "ready", then grammars, each answered with
 itself in the library's terms or what is wrong with it. Ends with its input.
