@@ -20,7 +20,7 @@ from deployments.api_service import ApiService, ApiSettings
 from deployments.build_facts import ingress_build
 from deployments.dashboard_source import ActorDashboard
 from deployments.explain.desk import ExplainDesk
-from deployments.explain.journeys import Journeys, nobody_wants_it
+from deployments.explain.journeys import Journeys, parsed
 from deployments.explain.push import ExplanationPusher
 from deployments.failover import FailoverClient
 from deployments.keys import KeyRing
@@ -31,6 +31,7 @@ from deployments.readiness import ReadyProbe
 from deployments.request_log import open_request_log
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
+from monitoring.explanation_store import StoredExplanation
 from monitoring.ingress_metrics import IngressMetrics
 from monitoring.metrics_actor import get_or_create
 from worker.prefix_keys import PrefixKeys
@@ -99,7 +100,8 @@ class Ingress:
         )
         source = f"ingress-{context.replica_id.unique_id}"
         self._spans = _spans(settings)
-        journeys = Journeys(attempts.life, export=nobody_wants_it if self._spans is None else self._spans.export)
+        spans = () if self._spans is None else (self._spans.export,)
+        journeys = Journeys(attempts.life, listeners=(self._count_phases, *spans))
         self._explanations = ExplanationPusher(self._actor, source, journeys)
         self._service = ApiService(
             FailoverClient(attempts, settings.timeouts.accept_s, self._metrics.failover, journeys),
@@ -143,6 +145,12 @@ class Ingress:
         """Called before the application ends: takes no request any more, lets running answers have `timeout_s`, and
         ends the others with an error that their clients can read. Returns when nothing is open."""
         await self._service.admission.drain(timeout_s)
+
+    def _count_phases(self, explanation: StoredExplanation, *_: object) -> None:
+        """Of a request that has ended; one that no worker took has none."""
+        whole = parsed(explanation)
+        if any(worker["worker"] is not None for worker in whole["workers"]):
+            self._metrics.request_phases((part["name"], part["ms"] / 1e3) for part in whole["parts"])
 
     async def _ask_worker(self, replica_id: str) -> None:
         """Returns if the worker is well; raises otherwise, or takes long."""

@@ -1,6 +1,6 @@
 """What is known of requests: their ends, tokens, latencies, refusals and tenants."""
 
-from monitoring.metric import INGRESS, OTHER_TENANT, REJECTION_REASONS, TENANT, counter, histogram, info
+from monitoring.metric import INGRESS, OTHER_TENANT, PHASES, REJECTION_REASONS, TENANT, counter, histogram, info
 
 _LENGTH_BUCKETS = (
     *(1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0),
@@ -18,6 +18,8 @@ _REQUEST_BUCKETS_S = (
     *(0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0),
     *(120.0, 300.0, 600.0),
 )
+_REQUEST_PHASE_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_PARTS = {phase: phase for phase in PHASES} | {"preempted": "preempted or swapped"}
 
 INGRESS_METRICS = (
     counter(
@@ -121,6 +123,15 @@ INGRESS_METRICS = (
         "Generated tokens of each ended request, of all its answers",
         INGRESS,
         _LENGTH_BUCKETS,
+    ),
+    *(
+        histogram(
+            f"stallfree_request_{phase}_seconds",
+            f"Of each request that a worker took, the part of its time that explain calls {_PARTS[phase]}",
+            INGRESS,
+            _REQUEST_PHASE_BUCKETS_S,
+        )
+        for phase in PHASES
     ),
     info("stallfree_build_info", "What the HTTP API runs", INGRESS, "version", "python", "ray"),
 )

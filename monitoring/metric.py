@@ -24,6 +24,8 @@ LIVE_OPTIONS = (
     *("max_num_batched_tokens", "max_num_seqs", "target_itl_ms"),
     *("max_queued_tokens", "max_queued_requests"),
 )
+#: parts of a request's time that have a histogram
+PHASES = ("queue", "prefill", "interference", "decode", "preempted")
 #: why a request was turned away
 REJECTION_REASONS = (
     *("queue_full", "open_requests", "draining", "unavailable"),

@@ -41,6 +41,10 @@ RENAMED: tuple[tuple[Metric, Metric], ...] = (
     _renamed("stallfree_inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
     _renamed("stallfree_request_time_per_output_token_seconds", "vllm:request_time_per_output_token_seconds"),
     _renamed("stallfree_e2e_request_latency_seconds", "vllm:e2e_request_latency_seconds"),
+    _renamed("stallfree_request_queue_seconds", "vllm:request_queue_time_seconds"),
+    # shares of their own of the steps; what others added is in neither
+    _renamed("stallfree_request_prefill_seconds", "vllm:request_prefill_time_seconds"),
+    _renamed("stallfree_request_decode_seconds", "vllm:request_decode_time_seconds"),
     _renamed("stallfree_request_prompt_tokens", "vllm:request_prompt_tokens"),
     _renamed("stallfree_request_generation_tokens", "vllm:request_generation_tokens"),
 )

@@ -8,6 +8,7 @@ import pytest
 
 from monitoring.accumulator import Accumulator
 from monitoring.ingress_metrics import IngressMetrics
+from monitoring.metric import PHASES
 from monitoring.table import INGRESS, METRICS, SCALER, WORKER, MetricKind
 from monitoring.worker_metrics import WorkerMetrics
 from scheduler.records import ChunkRecord, PreemptionRecord, StepRecord, WaitReason
@@ -64,7 +65,7 @@ def test_one_source_makes_a_bounded_number_of_series() -> None:
             for metric in METRICS.values()
             if metric.identity == identity
         )
-        assert num_series < 160
+        assert num_series < 250
 
 
 def test_closed_label_sets_start_at_zero() -> None:
@@ -365,3 +366,13 @@ def test_a_demand_that_fades_reaches_zero() -> None:
         seen.append(worker.snapshot()["gauges"]["stallfree_scaling_demand"]["tokens"])
     assert seen[:3] == [1.0, 0.5, 0.25]
     assert seen[-1] == 0.0
+
+
+def test_a_requests_time_is_counted_by_phase() -> None:
+    metrics = IngressMetrics("demo")
+    parts = [("queue", 0.5), ("queue", 0.25), ("prefill", 1.0), ("swapped", 2.0), ("preempted", 1.0), ("deliver", 9.0)]
+    metrics.request_phases(parts)
+    histograms = metrics.snapshot()["histograms"]
+    sums = {phase: histograms[f"stallfree_request_{phase}_seconds"]["sum"] for phase in PHASES}
+    assert sums == {"queue": 0.75, "prefill": 1.0, "interference": 0.0, "decode": 0.0, "preempted": 3.0}
+    assert all(num_observed(metrics.snapshot(), f"stallfree_request_{phase}_seconds") == 1 for phase in PHASES)

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -36,11 +36,7 @@ async def nobody_answers(request_id: str, replica_id: str) -> LifeReport | None:
     return None
 
 #: told of each request that ended: its explanation, its client's `traceparent` or "", milliseconds since its end
-Export = Callable[[StoredExplanation, str, float], None]
-
-
-def nobody_wants_it(explanation: StoredExplanation, traceparent: str, age_ms: float) -> None:
-    """Where no spans are sent."""
+Listener = Callable[[StoredExplanation, str, float], None]
 
 
 class Journeys:
@@ -50,10 +46,10 @@ class Journeys:
         self,
         ask_life: AskLife = nobody_answers,
         clock: Callable[[], float] = time.monotonic,
-        export: Export = nobody_wants_it,
+        listeners: Collection[Listener] = (),
     ) -> None:
         self._ask_life = ask_life
-        self._export = export
+        self._listeners = tuple(listeners)
         self._clock = clock
         self._open: dict[str, Journey] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -91,7 +87,8 @@ class Journeys:
             await self._complete(journey)
             explanation = stored(journey)
             self._keep(explanation)
-            self._export(explanation, journey.caller.traceparent, (self._clock() - explanation["ended_s"]) * 1e3)
+            for listener in self._listeners:
+                listener(explanation, journey.caller.traceparent, (self._clock() - explanation["ended_s"]) * 1e3)
         except Exception:
             logger.exception("request %s cannot be explained", journey.request_id)
         finally:

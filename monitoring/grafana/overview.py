@@ -2,6 +2,7 @@
 
 from monitoring.grafana.panels import Dashboard, Panel, Query, heatmap, stat, table
 from monitoring.grafana.queries import MODEL, OF_MODEL, buckets, quantile, quantiles, rate, ratio, total
+from monitoring.metric import PHASES
 
 _FIRST_TOKEN = "stallfree_time_to_first_token_seconds"
 _INTER_TOKEN = "stallfree_inter_token_latency_seconds"
@@ -33,6 +34,13 @@ _LATENCY = (
         "Of each whole answer: from its first token to its end.",
         quantiles("stallfree_request_time_per_output_token_seconds", OF_MODEL),
         unit="s",
+    ),
+    Panel(
+        "Where requests' time goes",
+        "Seconds of each phase for each second, of requests that ended: what explain says of one, summed over all.",
+        tuple(Query(rate(f"stallfree_request_{phase}_seconds_sum", OF_MODEL), phase) for phase in PHASES),
+        unit="s",
+        is_stacked=True,
     ),
 )
 
