@@ -13,6 +13,7 @@ from deployments.admission import Admission
 from deployments.answer_meter import AnswerMeter
 from deployments.answers import Answer, AnswerAccepted, Delta, follow
 from deployments.explain.journeys import Journeys
+from deployments.grammar_checks import refused_grammar
 from deployments.keys import ANYBODY, Caller
 from deployments.merging import merged
 from deployments.protocol.errors import ApiError, bad_request, deadline_passed, overloaded, unavailable
@@ -31,13 +32,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt on its way: what the engine gets, what the client gets (one answer a sample), what is counted."""
+    """One prompt on its way: what the engine gets, what the client gets (one answer a sample), what is counted.
+    `grammar_field` is the one that asks for the form of the answer, if any does."""
 
     request: EngineRequest
     answers: list[Answer]
     meter: AnswerMeter
     timeout_s: float | None
     caller: Caller = ANYBODY
+    grammar_field: str | None = None
 
     @property
     def deadline_s(self) -> float | None:
@@ -101,7 +104,9 @@ class AnswerRunner:
         except RequestRejectedError as error:
             is_refused = True
             job.meter.rejected("refused")
-            raise bad_request(error.message, error.param, error.code) from error
+            raise refused_grammar(error.message, job.grammar_field) or bad_request(
+                error.message, error.param, error.code
+            ) from error
         except WorkerOverloadedError as error:
             is_refused = True
             job.meter.rejected("queue_full")

@@ -194,6 +194,7 @@ class ApiService:
             min_tokens=params.min_tokens,
             until=until,
         )
+        asked_form = request.grammar if forced_grammar is None else (forced_grammar, "tool_choice")
         first = prompt_index * params.n
         return Job(
             EngineRequest(
@@ -208,6 +209,7 @@ class ApiService:
             meter,
             _shorter(request.timeout, settings.request_timeout_s),
             caller,
+            None if asked_form is None else asked_form[1],
         )
 
     def _check(self, request: GenerationRequest, num_prompts: int) -> None:

@@ -1,6 +1,7 @@
 """`check_grammar`: whether the grammar of a request can be used, before anything is asked of a worker.
 
-The waiting is the event loop's, the work is another process's; errors become responses that name the field.
+The waiting is the event loop's, the work is another process's; errors become responses that name the field, those of
+the worker too, which knows of no fields.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ from worker.text import Tokenizer
 from worker.types import GrammarSpec
 
 _RETRY_AFTER_S = 1
+#: how a worker's refusal begins that is for the grammar
+_REFUSAL = "grammar: "
 
 
 def grammar_checks(tokenizer: Tokenizer, vocab_size: int) -> GrammarChecks:
@@ -34,3 +37,11 @@ async def check_grammar(checks: GrammarChecks, asked: tuple[GrammarSpec, str] | 
     except GrammarBusyError as error:
         headers = {"Retry-After": str(_RETRY_AFTER_S)}
         raise ApiError(503, f"{field}: {error}", param=field, code="grammar_busy", headers=headers) from error
+
+
+def refused_grammar(message: str, field: str | None) -> ApiError | None:
+    """The error for a worker's refusal that is for the grammar of the request, by the field that asked for it; None:
+    for something else."""
+    if field is None or not message.startswith(_REFUSAL):
+        return None
+    return bad_request(f"{field}: {message.removeprefix(_REFUSAL)}", field)

@@ -22,6 +22,7 @@ class Run:
             (request.request_id, index): [] for request in requests for index in request.open_samples
         }
         self.reasons: dict[tuple[str, int], str] = {}
+        self.errors: dict[str, str] = {}
         self.cached: dict[str, int] = {}
         arrivals = arrival_steps or [0] * len(requests)
         step = 0
@@ -44,5 +45,7 @@ class Run:
         if event.num_cached_tokens is not None:
             assert event.request_id not in self.cached
             self.cached[event.request_id] = event.num_cached_tokens
+        if event.error is not None:
+            self.errors[event.request_id] = event.error
         if event.finish_reason is not None:
             self.reasons[key] = event.finish_reason

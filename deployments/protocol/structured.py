@@ -44,10 +44,17 @@ class ResponseFormat(_Part):
 
 
 def _without_neutral(value: Any) -> Any:
-    """Clients send every key that they know, most of them null or false."""
+    """Clients send every key that they know, most of them null, or false where that is no form: a schema of `false` is
+    one."""
     if not isinstance(value, dict):
         return value
-    return {key: item for key, item in value.items() if item is not None and item is not False}
+    return {
+        key: item for key, item in value.items() if item is not None and (item is not False or key in _FORMS)
+    }
+
+
+#: of `structured_outputs`, the keys that ask for a form, whatever stands there
+_FORMS = frozenset({"json", "regex", "choice", "grammar"})
 
 
 class StructuredOutputs(_Part):

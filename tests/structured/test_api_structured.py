@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.worker_client import RequestRejectedError
 from tests.api_client import MODEL, Api, answering
 from tests.structured.schemas import HOSTILE
 from worker.grammar.checks import GrammarLimits
@@ -82,6 +83,15 @@ def test_each_way_to_ask_for_a_form_reaches_the_worker(
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
         ({"response_format": NAMED, "guided_regex": "a"}, "guided_regex"),
+        ({"structured_outputs": {"json": False}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": False}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": False}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"grammar": False}}, "structured_outputs.grammar"),
+        ({"guided_json": False}, "guided_json"),
+        ({"guided_regex": False}, "guided_regex"),
+        ({"guided_choice": False}, "guided_choice"),
+        ({"guided_grammar": False}, "guided_grammar"),
+        (json_schema(name="a", schema={"pattern": "w{60000}"}), "response_format.json_schema.schema"),
         ({"guided_grammar": "start: missing"}, "guided_grammar"),
         ({"guided_regex": "a", "use_beam_search": True}, "guided_regex"),
         ({"response_format": {"type": "json_object"}, "use_beam_search": True}, "response_format"),
@@ -150,3 +160,20 @@ def test_a_grammar_that_nobody_could_look_at_in_time_is_503_with_its_field() -> 
     assert response.status_code == 503
     assert response.json()["error"]["param"] == "guided_regex"
     assert response.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": NAMED}, "response_format.json_schema.schema"),
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({}, None),
+    ],
+)
+def test_a_grammar_that_the_worker_gives_up_is_refused_by_its_field(fields: dict[str, Any], param: str | None) -> None:
+    api = answering("the cat", reject=RequestRejectedError("grammar: too costly"))
+    response = api.complete(**fields)
+    api.app.state.service.grammars.close()
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["message"]) == (param, f"{param or 'grammar'}: too costly")

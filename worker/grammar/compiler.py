@@ -7,12 +7,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
 from worker.grammar.checks import GrammarChecks, GrammarLimits
 from worker.grammar.library import compile_grammar, library_tokenizer
 from worker.grammar.matcher import GrammarMatcher
+from worker.grammar.starts import GrammarStarts
 from worker.grammar.vocabulary import Vocabulary
 from worker.types import GrammarSpec
 
@@ -21,17 +23,22 @@ COMPILER_LIMITS = GrammarLimits(wait_s=30.0)
 
 
 class CompiledGrammar:
-    """Immutable: every matcher starts from a copy."""
+    """Its answers go from one start, and from another one where one of them has asked too much of it."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
-        self._matcher = matcher
+    def __init__(self, starts: GrammarStarts, vocabulary: Vocabulary) -> None:
+        self._starts = starts
         self._vocabulary = vocabulary
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no answer can go from it any more."""
+        return self._starts.is_spent
 
     def matcher(self, output_token_ids: Sequence[int] = (), *, ignore_eos: bool = False) -> GrammarMatcher:
         """For an answer that has these tokens already. Raises GrammarError where the grammar does not allow them."""
         vocabulary = self._vocabulary
         return GrammarMatcher(
-            self._matcher.deep_copy(),
+            self._starts,
             len(vocabulary.token_bytes),
             vocabulary.eos_token_ids,
             output_token_ids,
@@ -82,7 +89,8 @@ class GrammarCompiler:
             self._tokenizer = library_tokenizer(
                 vocabulary.token_bytes, vocabulary.special_ids, vocabulary.eos_token_ids, vocabulary.encode
             )
-        compiled = CompiledGrammar(compile_grammar(self._tokenizer, grammar), vocabulary)
+        starts = GrammarStarts(partial(compile_grammar, self._tokenizer, grammar))
+        compiled = CompiledGrammar(starts, vocabulary)
         with self._lock:
             self._compiled[spec] = compiled
             if len(self._compiled) > self._checks.limits.num_cached:
@@ -92,8 +100,9 @@ class GrammarCompiler:
     def _known(self, spec: GrammarSpec) -> CompiledGrammar | None:
         with self._lock:
             compiled = self._compiled.get(spec)
-            if compiled is not None:
-                self._compiled.move_to_end(spec)
+            if compiled is None or compiled.is_spent:
+                return None
+            self._compiled.move_to_end(spec)
             return compiled
 
     def _vocabulary_once(self) -> Vocabulary:

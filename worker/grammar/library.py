@@ -12,6 +12,7 @@ from worker.types import GrammarSpec
 #: what the library may spend on one grammar; the rest are its own defaults. A state of the lexer takes 1 to 2 kB.
 MAX_LEXER_STATES = 50_000
 _MAX_ERROR_CHARS = 200
+_TOO_COSTLY = ("lexer error: too many", "parser error: Too many")
 _JSON_OPTIONS = {"whitespace_pattern": JSON_WHITESPACE}
 
 
@@ -104,11 +105,19 @@ def check_matcher(matcher: LLMatcher) -> None:
         raise GrammarError(_short(matcher.get_error()))
 
 
+def is_wrong_token(matcher: LLMatcher) -> bool:
+    """Whether its error is that the grammar does not allow the token it was given."""
+    error: str = matcher.get_error()
+    return "doesn't satisfy the grammar" in error or error.startswith("parser stopped")
+
+
 def _short(message: str) -> str:
     """The telling part of the library's message: its parsers of regular expressions put it last, the others first."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if not lines or lines[0].startswith("panic"):
         return "the grammar library failed on it"
+    if lines[0].startswith(_TOO_COSTLY):
+        return "to follow it takes more states, or more forced text at once, than the grammar library may make"
     if lines[0].startswith("NoExtension"):
         return "no text at all matches it"
     told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])

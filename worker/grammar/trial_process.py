@@ -1,4 +1,4 @@
-"""The process in which a grammar is first compiled: it may hang, overflow its stack or run out of memory alone.
+"""The process in which a grammar is first compiled, and followed a little: it may hang or run out of memory alone.
 
 Reads lines of JSON from its standard input: a vocabulary, answered with "ready", then grammars, each answered with
 itself in the library's terms or what is wrong with it. Ends with its input.
@@ -13,8 +13,10 @@ from typing import Any
 
 import psutil
 
+from worker.grammar.bounds import check_bounds
 from worker.grammar.errors import GrammarError
 from worker.grammar.library import compile_grammar, library_grammar, library_tokenizer
+from worker.grammar.trial_walk import try_walks
 from worker.types import GrammarSpec
 
 #: Half of what threads get where least is given: what passes here passes where requests are served.
@@ -47,8 +49,10 @@ def _serve() -> None:
     for line in sys.stdin:
         kind, text = json.loads(line)
         try:
-            grammar = library_grammar(GrammarSpec(kind, text))
-            compile_grammar(tokenizer, grammar)
+            spec = GrammarSpec(kind, text)
+            check_bounds(spec)
+            grammar = library_grammar(spec)
+            try_walks(compile_grammar(tokenizer, grammar))
             _say({"grammar": grammar})
         except GrammarError as error:
             _say({"error": str(error)})
