@@ -1,10 +1,11 @@
-// What Python calls: a whole step of a Llama-like decoder, attention alone, the tokens that may be chosen, and a read
-// of memory for measuring it.
+// What Python calls: a whole step of a Llama-like decoder, attention alone, the best tokens, the tokens that may be
+// chosen, and a read of memory for measuring it.
 //
 // All pointers belong to the caller. Nothing is allocated for longer than a call, nothing is remembered between calls.
 #include <omp.h>
 
 #include "attention.h"
+#include "best.h"
 #include "matrix.h"
 #include "rows.h"
 #include "selection.h"
@@ -225,6 +226,12 @@ void store_float32(const Cache* cache, const void* keys, const void* values, con
 void store_bfloat16(const Cache* cache, const void* keys, const void* values, const int64_t* slots,
                     int64_t num_tokens) {
     store_tokens<Bf16>(*cache, keys, values, slots, num_tokens);
+}
+
+void find_best_tokens(const BestTokens* best, int num_threads) {
+    Team team{num_threads};
+#pragma omp parallel num_threads(num_threads)
+    Member(team).each(static_cast<int>(best->num_rows), [&](int place) { find_best_token(*best, place); });
 }
 
 void select_tokens_of_rows(const Selection* selection, int num_threads) {
