@@ -33,9 +33,10 @@ struct Decoder {
     float epsilon, scale;
 };
 
-// T tokens, R rows, S rows whose logits are wanted. cosine and sine are [T, head_size / 2].
+// T tokens, R rows, S rows whose logits are wanted. cosine and sine are [num_positions, head_size / 2].
 struct Step {
     const int64_t* token_ids;
+    const int64_t* positions;
     const int64_t* slots;
     const float* cosine;
     const float* sine;
@@ -43,7 +44,7 @@ struct Step {
     const int64_t* query_starts;
     const int64_t* context_lens;
     const int64_t* logit_rows;
-    int64_t num_tokens, num_rows, table_width, num_logit_rows;
+    int64_t num_tokens, num_rows, table_width, num_logit_rows, num_positions;
 };
 
 // Working memory for the largest step: residual [T, hidden], qkv [T, (heads + 2 kv_heads) head_size] and logits in
@@ -84,8 +85,8 @@ template <class T>
 void place_heads(const Decoder& d, const Layer& layer, const Cache& cache, const Step& step, const Buffers& buffers,
                  int token) {
     const int size = static_cast<int>(d.head_size);
-    const float* cosine = step.cosine + static_cast<size_t>(token) * (size / 2);
-    const float* sine = step.sine + static_cast<size_t>(token) * (size / 2);
+    const float* cosine = step.cosine + step.positions[token] * (size / 2);
+    const float* sine = step.sine + step.positions[token] * (size / 2);
     const int64_t heads = d.heads, kv_heads = d.kv_heads;
     float* from = buffers.qkv + static_cast<size_t>(token) * (heads + 2 * kv_heads) * size;
     T* query = static_cast<T*>(buffers.query) + static_cast<size_t>(token) * heads * size;
@@ -142,8 +143,18 @@ void run_layer(Member& member, const Decoder& d, const Layer& layer, const Step&
     multiply(member, layer.down, activated, tokens, add_to_residual);
 }
 
+// Whether every token has an embedding and an angle.
+bool are_known(const Decoder& d, const Step& step) {
+    const auto is_below = [](int64_t number, int64_t limit) { return number >= 0 && number < limit; };
+    for (int64_t token = 0; token < step.num_tokens; ++token)
+        if (!is_below(step.token_ids[token], d.head.n) || !is_below(step.positions[token], step.num_positions))
+            return false;
+    return true;
+}
+
 template <class T>
-void run_step(const Decoder& d, const Step& step, const Buffers& buffers, int num_threads) {
+bool run_step(const Decoder& d, const Step& step, const Buffers& buffers, int num_threads) {
+    if (!are_known(d, step)) return false;
     const int hidden = static_cast<int>(d.hidden);
     const std::vector<AttentionItem> items =
         attention_items(step.query_starts, step.num_rows, d.heads, d.kv_heads, num_threads);
@@ -171,6 +182,7 @@ void run_step(const Decoder& d, const Step& step, const Buffers& buffers, int nu
                 store(to + j * LANES, sums[j], first_lanes(d.head.n - column - j * LANES));
         });
     }
+    return true;
 }
 
 template <class T>
@@ -203,12 +215,12 @@ int64_t scratch_floats(int64_t heads, int64_t kv_heads, int64_t head_size) {
     return static_cast<int64_t>(attention_scratch(heads, kv_heads, head_size));
 }
 
-void decoder_step_float32(const Decoder* decoder, const Step* step, const Buffers* buffers, int num_threads) {
-    run_step<float>(*decoder, *step, *buffers, num_threads);
+bool decoder_step_float32(const Decoder* decoder, const Step* step, const Buffers* buffers, int num_threads) {
+    return run_step<float>(*decoder, *step, *buffers, num_threads);
 }
 
-void decoder_step_bfloat16(const Decoder* decoder, const Step* step, const Buffers* buffers, int num_threads) {
-    run_step<Bf16>(*decoder, *step, *buffers, num_threads);
+bool decoder_step_bfloat16(const Decoder* decoder, const Step* step, const Buffers* buffers, int num_threads) {
+    return run_step<Bf16>(*decoder, *step, *buffers, num_threads);
 }
 
 void attention_float32(const Attention* attention, float* scratch, int num_threads) {

@@ -37,7 +37,8 @@ class Kernels:
             attention.argtypes = [ctypes.POINTER(Attention), ctypes.c_void_p, ctypes.c_int]
             store = self._function("store", name)
             store.argtypes = [ctypes.POINTER(Cache), *[ctypes.c_void_p] * 3, ctypes.c_int64]
-            step.restype = attention.restype = store.restype = None
+            step.restype = ctypes.c_bool
+            attention.restype = store.restype = None
 
     def scratch_floats(self, heads: int, kv_heads: int, head_size: int) -> int:
         """float32 numbers of working memory that each thread needs."""
@@ -45,8 +46,9 @@ class Kernels:
 
     def decoder_step(
         self, dtype: torch.dtype, decoder: Decoder, step: Step, buffers: Buffers, num_threads: int
-    ) -> None:
-        self._function("decoder_step", DTYPE_NAMES[dtype])(decoder, step, buffers, num_threads)
+    ) -> bool:
+        """False, and nothing done, where a token has no embedding or its position no angle."""
+        return self._function("decoder_step", DTYPE_NAMES[dtype])(decoder, step, buffers, num_threads)
 
     def attention(self, dtype: torch.dtype, attention: Attention, scratch: torch.Tensor, num_threads: int) -> None:
         self._function("attention", DTYPE_NAMES[dtype])(attention, scratch.data_ptr(), num_threads)

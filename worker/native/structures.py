@@ -38,8 +38,8 @@ class Decoder(ctypes.Structure):
 
 class Step(ctypes.Structure):
     _fields_ = _fields(
-        "token_ids slots cosine sine tables query_starts context_lens logit_rows",
-        "num_tokens num_rows table_width num_logit_rows",
+        "token_ids positions slots cosine sine tables query_starts context_lens logit_rows",
+        "num_tokens num_rows table_width num_logit_rows num_positions",
     )
 
 
