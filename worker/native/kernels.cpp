@@ -61,7 +61,8 @@ struct Buffers {
 };
 
 constexpr int MAX_HEAD_SIZE = 256;
-// Neighbouring tokens share cache lines of their block: a thread takes so many, if there are enough for all.
+// Neighbouring tokens share cache lines of their block, and a token is done sooner than it is handed out: a thread takes
+// so many, if there are enough for all.
 constexpr int TOKENS_AT_ONCE = 16;
 
 namespace {
@@ -109,7 +110,7 @@ void run_layer(Member& member, const Decoder& d, const Layer& layer, const Step&
     const int tokens = static_cast<int>(step.num_tokens), hidden = static_cast<int>(d.hidden);
     T* normed = static_cast<T*>(buffers.normed);
     const auto norm = [&](const float* weight) {
-        member.each(tokens, [&](int token) {
+        each_token(member, tokens, [&](int token) {
             rms_norm(buffers.residual + static_cast<size_t>(token) * hidden, weight, d.epsilon, hidden,
                      normed + static_cast<size_t>(token) * hidden);
         });
@@ -164,7 +165,7 @@ bool run_step(const Decoder& d, const Step& step, const Buffers& buffers, int nu
     {
         Member member(team);
         float* scratch = buffers.scratch + omp_get_thread_num() * scratch_size;
-        member.each(static_cast<int>(step.num_tokens), [&](int token) {
+        each_token(member, static_cast<int>(step.num_tokens), [&](int token) {
             copy(static_cast<const T*>(d.embedding) + step.token_ids[token] * hidden,
                  buffers.residual + static_cast<size_t>(token) * hidden, hidden);
         });
@@ -172,7 +173,7 @@ bool run_step(const Decoder& d, const Step& step, const Buffers& buffers, int nu
             run_layer<T>(member, d, d.layers[layer], step, buffers, items, scratch);
         T* normed = static_cast<T*>(buffers.normed);
         const int logit_rows = static_cast<int>(step.num_logit_rows);
-        member.each(logit_rows, [&](int row) {
+        each_token(member, logit_rows, [&](int row) {
             rms_norm(buffers.residual + step.logit_rows[row] * hidden, d.final_norm, d.epsilon, hidden,
                      normed + static_cast<size_t>(row) * hidden);
         });
