@@ -1,6 +1,7 @@
 """What the request series count for one answer, and when. Knows the names of the events, not of the series."""
 
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -9,6 +10,10 @@ class ApiMetrics(Protocol):
 
     def request_finished(self, finish_reason: str, prompt_tokens: int, e2e_s: float, tenant: str = "") -> None: ...
 
+    def request_sizes(
+        self, prompt_tokens: int, generation_tokens: int, time_per_token_s: float | None
+    ) -> None: ...
+
     def first_token(self, ttft_s: float) -> None: ...
 
     def inter_token(self, gap_s: float) -> None: ...
@@ -16,6 +21,25 @@ class ApiMetrics(Protocol):
     def tokens_delivered(self, n: int, tenant: str = "") -> None: ...
 
     def request_rejected(self, reason: str, tenant: str = "") -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """What is told of a request when it has ended. `ttft_s` None: no token left for the client."""
+
+    finish_reason: str
+    tenant: str
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    e2e_s: float
+    ttft_s: float | None
+
+    @property
+    def time_per_token_s(self) -> float | None:
+        """Of each token after the first; None where the answer is not whole or has one token alone."""
+        if self.finish_reason not in ("stop", "length") or self.ttft_s is None or self.num_generated_tokens < 2:
+            return None
+        return (self.e2e_s - self.ttft_s) / (self.num_generated_tokens - 1)
 
 
 class AnswerMeter:
@@ -28,6 +52,7 @@ class AnswerMeter:
         self._tenant = tenant
         self.arrival_s = arrival_s
         self._num_prompt_tokens = num_prompt_tokens
+        self._first_s: float | None = None
         self._last_s: dict[int, float] = {}
         self._is_finished = False
 
@@ -36,7 +61,8 @@ class AnswerMeter:
         if num_tokens == 0:
             return
         now_s = time.monotonic()
-        if not self._last_s:
+        if self._first_s is None:
+            self._first_s = now_s
             self._metrics.first_token(now_s - self.arrival_s)
         elif index in self._last_s:
             self._metrics.inter_token(now_s - self._last_s[index])
@@ -48,9 +74,21 @@ class AnswerMeter:
         if not self._last_s:
             self._metrics.request_rejected(reason, self._tenant)
 
-    def finished(self, finish_reason: str) -> None:
-        """The first call counts: an answer that ended stays ended, whatever becomes of its connection."""
-        if not self._is_finished:
-            self._is_finished = True
-            e2e_s = time.monotonic() - self.arrival_s
-            self._metrics.request_finished(finish_reason, self._num_prompt_tokens, e2e_s, self._tenant)
+    def finished(self, finish_reason: str, num_generated_tokens: int) -> EndedRequest | None:
+        """The first call counts, and returns what there is to tell: an answer that ended stays ended, whatever becomes
+        of its connection. `num_generated_tokens` are those of all its answers, handed out or about to be."""
+        if self._is_finished:
+            return None
+        self._is_finished = True
+        now_s = time.monotonic()
+        ended = EndedRequest(
+            finish_reason=finish_reason,
+            tenant=self._tenant,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generated_tokens=num_generated_tokens,
+            e2e_s=now_s - self.arrival_s,
+            ttft_s=None if self._first_s is None else self._first_s - self.arrival_s,
+        )
+        self._metrics.request_finished(finish_reason, self._num_prompt_tokens, ended.e2e_s, self._tenant)
+        self._metrics.request_sizes(self._num_prompt_tokens, num_generated_tokens, ended.time_per_token_s)
+        return ended

@@ -16,6 +16,7 @@ from deployments.explain.journeys import Journeys
 from deployments.keys import ANYBODY, Caller
 from deployments.merging import merged
 from deployments.protocol.errors import ApiError, bad_request, deadline_passed, overloaded, unavailable
+from deployments.request_log import RequestLog
 from deployments.worker_client import (
     RequestRejectedError,
     WorkerClient,
@@ -46,10 +47,13 @@ class Job:
 class AnswerRunner:
     """Each answer ends by itself, by its deadline, or when the ingress does."""
 
-    def __init__(self, client: WorkerClient, admission: Admission, journeys: Journeys) -> None:
+    def __init__(
+        self, client: WorkerClient, admission: Admission, journeys: Journeys, request_log: RequestLog
+    ) -> None:
         self._client = client
         self._admission = admission
         self._journeys = journeys
+        self._request_log = request_log
 
     async def run(self, jobs: list[Job], accepted: asyncio.Event | None = None) -> AsyncGenerator[Delta, None]:
         """The text of all answers as it comes. Raises ApiError. The first item waits until every request was taken
@@ -75,6 +79,7 @@ class AnswerRunner:
         outcome = "abort"  # unless something else ends it: the client left
         is_refused = False
         num_open = len(job.answers)
+        num_cached_tokens = 0
         passed = deadline_passed(job.timeout_s or 0.0)
         request = job.request
         num_prompt_tokens = len(request.prompt_token_ids)
@@ -83,13 +88,15 @@ class AnswerRunner:
             with self._admission.cutoff(job.deadline_s, passed) as cutoff:
                 async with aclosing(follow(self._client, job.request, job.answers)) as items:
                     while (item := await cutoff.guard(anext(items, None))) is not None:
-                        if isinstance(item, Delta) and item.finish_reason is not None:
-                            num_open -= 1
-                            if num_open == 0:
-                                outcome = item.finish_reason
+                        if isinstance(item, Delta):
+                            num_cached_tokens += item.num_cached_tokens
+                            if item.finish_reason is not None:
+                                num_open -= 1
+                                if num_open == 0:
+                                    outcome = item.finish_reason
                         yield item
                         if outcome != "abort":
-                            job.meter.finished(outcome)  # before the worker is told, which may take a while
+                            self._end(job, outcome, num_cached_tokens)  # before the worker is told, which may take long
                             journey.end(outcome)
         except RequestRejectedError as error:
             is_refused = True
@@ -118,4 +125,9 @@ class AnswerRunner:
         finally:
             self._journeys.end(journey, "refused" if is_refused else outcome)
             if not is_refused:
-                job.meter.finished(outcome)
+                self._end(job, outcome, num_cached_tokens)
+
+    def _end(self, job: Job, outcome: str, num_cached_tokens: int) -> None:
+        ended = job.meter.finished(outcome, sum(answer.num_tokens for answer in job.answers))
+        if ended is not None:
+            self._request_log.ended(job.request.request_id, ended, num_cached_tokens)

@@ -19,6 +19,7 @@ from deployments.answer_meter import ApiMetrics
 from deployments.answer_runs import Job
 from deployments.answering import service_of, streamed, whole
 from deployments.api_service import ApiService, ApiSettings
+from deployments.arrival import arrival_of
 from deployments.chat_rendering import ChatRendering
 from deployments.dialects import messages_routes, responses_routes, tokens_routes
 from deployments.disconnects import ClientGoneError
@@ -99,7 +100,7 @@ def create_api(cors_origins: Collection[str] = (), *, behind_serve: bool = False
 
     @app.post("/v1/completions", **describe(CompletionRequest, Completion, is_work=True, is_stream=True))
     async def completions(request: Request) -> Response:
-        arrival_s = time.monotonic()
+        arrival_s = arrival_of(request)
         service = service_of(request)
         body = await read_request(request, CompletionRequest, service.settings.max_body_bytes)
         jobs = await service.completion_jobs(body, arrival_s, caller_of(request, service.settings))
@@ -113,7 +114,7 @@ def create_api(cors_origins: Collection[str] = (), *, behind_serve: bool = False
 
     @app.post("/v1/chat/completions", **describe(ChatRequest, ChatCompletion, is_work=True, is_stream=True))
     async def chat_completions(request: Request) -> Response:
-        arrival_s = time.monotonic()
+        arrival_s = arrival_of(request)
         service = service_of(request)
         body = await read_request(request, ChatRequest, service.settings.max_body_bytes)
         jobs = await service.chat_jobs(body, arrival_s, caller_of(request, service.settings))

@@ -25,6 +25,7 @@ from deployments.protocol.messages import Message
 from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.protocol.sampling import check_token_ids, sampling_params
 from deployments.protocol.tools import Function
+from deployments.request_log import NO_LOG, RequestLog
 from deployments.tool_calls.chats import ChatForms
 from deployments.tool_calls.first_call import until_first_call
 from deployments.worker_client import WorkerClient
@@ -80,6 +81,7 @@ class ApiService:
         metrics_text: Callable[[], Awaitable[str]],
         dashboard: DashboardSource,
         is_any_worker: Callable[[], bool] = lambda: True,
+        request_log: RequestLog = NO_LOG,
         explain: ExplainDesk | None = None,
     ) -> None:
         self.tokenizer = tokenizer
@@ -90,7 +92,7 @@ class ApiService:
         self.admission = Admission(settings.max_open_requests, metrics.request_rejected, is_any_worker)
         self._is_ready = is_ready
         self.explain = explain or ExplainDesk(Journeys(), no_others)
-        self._runner = AnswerRunner(client, self.admission, self.explain.journeys)
+        self._runner = AnswerRunner(client, self.admission, self.explain.journeys, request_log)
         self._metrics = metrics
         self.chats = ChatForms(tokenizer, settings.tool_call_parser, settings.reasoning_parser)
         self.grammars = grammar_checks(tokenizer, settings.vocab_size)

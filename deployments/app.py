@@ -76,6 +76,7 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
         model_name=args.model_name,
         metrics_host=args.metrics_host,
         metrics_port=args.metrics_port,
+        vllm_metric_names=args.vllm_metric_names,
         step_timeout_s=args.step_timeout_s,
         stop_timeout_s=args.drain_timeout_s,
         engine_builder=engine_builder,
@@ -93,6 +94,8 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
         reasoning_parser=args.reasoning_parser,
         metrics_host=args.metrics_host,
         metrics_port=args.metrics_port,
+        vllm_metric_names=args.vllm_metric_names,
+        request_log=args.effective_request_log,
         timeouts=ClientTimeouts(
             args.accept_timeout_s, args.stall_timeout_s, args.step_timeout_s, args.effective_drain_grace_s
         ),
@@ -105,6 +108,7 @@ def build_with_engine(args: AppArgs, engine_builder: str) -> Application:
         max_open_requests=args.max_open_requests,
         request_timeout_s=args.request_timeout_s,
         keep_alive_s=args.keep_alive_s,
+        otlp_endpoint=args.otlp_endpoint,
         enable_prefix_caching=args.enable_prefix_caching,
     )
     return ingress.bind(worker.bind(config, worker_settings), ingress_settings)

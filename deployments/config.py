@@ -5,12 +5,14 @@ checked by `worker.config`. All reads of environment variables in this package a
 """
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from deployments.keys import KeyRing, KeysError
+from deployments.request_log import OFF
 from deployments.tool_calls.names import ReasoningParserName, ToolCallParserName
 from worker.config import ConfigError, EngineConfig, check_engine_config, option_names, parse_bytes
 from worker.tenant_weights import parse_tenant_weights
@@ -61,6 +63,10 @@ class AppArgs(BaseModel):
     metrics_host: str = "127.0.0.1"
     #: 0: no scrape port; the ingress's /metrics works either way
     metrics_port: int = Field(default=9400, ge=0, le=65535)
+    #: the metrics under vLLM's names, too, for what was made for it
+    vllm_metric_names: bool = False
+    #: where each ended request gets a line; `off`: nowhere; by default Serve's log of the ingress replica
+    request_log: str | None = Field(default=None, min_length=1)
     #: a worker that sends no frame for so long has failed
     stall_timeout_s: float = Field(default=5.0, gt=0.5)
     #: a step that runs for so long is stuck
@@ -85,6 +91,8 @@ class AppArgs(BaseModel):
     max_n: int = Field(default=64, ge=1)
     #: no request is more urgent, whatever it asks (lower is more urgent)
     most_urgent_priority: int = Field(default=-100, ge=-100, le=100)
+    #: where OpenTelemetry spans of requests go, over OTLP and HTTP; none by default
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     #: names the HTTP header whose value is the tenant; without it all requests are one tenant's
     tenant_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]{1,64}$")
 
@@ -125,6 +133,13 @@ class AppArgs(BaseModel):
     quantization: str | None = None
     enable_lora: bool = False
 
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _has_exporter(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and find_spec("opentelemetry.exporter.otlp") is None:
+            raise ValueError("needs the extra `tracing`: pip install 'stallfree[tracing]'")
+        return endpoint
+
     @property
     def model_name(self) -> str:
         """What clients call the model: the given name, or a folder's last part, or the model as it was given."""
@@ -162,6 +177,11 @@ class AppArgs(BaseModel):
             return KeyRing.parse(text)
         except KeysError as error:
             raise ConfigError(option, str(error)) from None
+
+    @property
+    def effective_request_log(self) -> str | None:
+        """Replicas run in a folder of Ray's."""
+        return self.request_log if self.request_log in (None, OFF) else os.path.abspath(str(self.request_log))
 
     @property
     def declared_tenants(self) -> tuple[str, ...]:

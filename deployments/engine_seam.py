@@ -84,6 +84,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, on_death: OnDeath) -> t
         block_size=engine.block_size,
         num_device_blocks=engine.num_device_blocks,
         num_host_blocks=engine.num_host_blocks,
+        num_block_bytes=engine.num_block_bytes,
         generation_defaults=dict(engine.generation_defaults),
     )
     return facts, EngineLoop(engine, deliver, on_death)

@@ -8,30 +8,38 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from secrets import token_bytes
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.api import create_api
 from deployments.api_service import ApiService, ApiSettings
+from deployments.build_facts import ingress_build
 from deployments.dashboard_source import ActorDashboard
 from deployments.explain.desk import ExplainDesk
-from deployments.explain.journeys import Journeys
+from deployments.explain.journeys import Journeys, parsed
 from deployments.explain.push import ExplanationPusher
 from deployments.failover import FailoverClient
 from deployments.keys import KeyRing
 from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
 from deployments.model_facts import ModelFacts
+from deployments.protocol.errors import unavailable
 from deployments.readiness import ReadyProbe
+from deployments.request_log import open_request_log
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
+from monitoring.explanation_store import StoredExplanation
 from monitoring.ingress_metrics import IngressMetrics
 from monitoring.metrics_actor import get_or_create
 from worker.prefix_keys import PrefixKeys
 from worker.text import Tokenizer
 from worker.weights import resolve_model
+
+if TYPE_CHECKING:
+    from deployments.explain.spans import SpanExporter
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +59,8 @@ class IngressSettings:
     reasoning_parser: str
     metrics_host: str
     metrics_port: int
+    vllm_metric_names: bool
+    request_log: str | None
     timeouts: ClientTimeouts
     max_n: int
     most_urgent_priority: int
@@ -62,6 +72,7 @@ class IngressSettings:
     max_open_requests: int
     request_timeout_s: float
     keep_alive_s: float
+    otlp_endpoint: str | None = None
 
 
 class Ingress:
@@ -71,8 +82,16 @@ class Ingress:
         self._describe = worker.options(method_name="describe", _by_reference=False)
         context = serve.get_replica_context()
         self._metrics = IngressMetrics(settings.model_name, settings.tenants)
+        self._metrics.build(**ingress_build())
+        self._request_log = open_request_log(settings.request_log, settings.model_name)
         self._actor, tokenizer = await asyncio.gather(
-            asyncio.to_thread(get_or_create, context.app_name, settings.metrics_host, settings.metrics_port),
+            asyncio.to_thread(
+                get_or_create,
+                context.app_name,
+                settings.metrics_host,
+                settings.metrics_port,
+                with_vllm_names=settings.vllm_metric_names,
+            ),
             asyncio.to_thread(_load_tokenizer, settings),
         )
         facts: ModelFacts = await self._describe.remote()
@@ -80,7 +99,9 @@ class Ingress:
             worker, settings.timeouts, ROUTER_STATE, self._metrics.routed, _prefix_keys(settings, facts)
         )
         source = f"ingress-{context.replica_id.unique_id}"
-        journeys = Journeys(attempts.life)
+        self._spans = _spans(settings)
+        spans = () if self._spans is None else (self._spans.export,)
+        journeys = Journeys(attempts.life, listeners=(self._count_phases, *spans))
         self._explanations = ExplanationPusher(self._actor, source, journeys)
         self._service = ApiService(
             FailoverClient(attempts, settings.timeouts.accept_s, self._metrics.failover, journeys),
@@ -105,6 +126,7 @@ class Ingress:
             metrics_text=self._metrics_text,
             dashboard=ActorDashboard(self._actor),
             is_any_worker=ROUTER_STATE.has_running,
+            request_log=self._request_log,
             explain=ExplainDesk(journeys, self._explanations.find),
         )
         self._cors_origins = settings.cors_origins
@@ -124,6 +146,12 @@ class Ingress:
         ends the others with an error that their clients can read. Returns when nothing is open."""
         await self._service.admission.drain(timeout_s)
 
+    def _count_phases(self, explanation: StoredExplanation, *_: object) -> None:
+        """Of a request that has ended; one that no worker took has none."""
+        whole = parsed(explanation)
+        if any(worker["worker"] is not None for worker in whole["workers"]):
+            self._metrics.request_phases((part["name"], part["ms"] / 1e3) for part in whole["parts"])
+
     async def _ask_worker(self, replica_id: str) -> None:
         """Returns if the worker is well; raises otherwise, or takes long."""
         response = self._describe.remote(target_replica=replica_id)
@@ -133,9 +161,12 @@ class Ingress:
             response.cancel()  # type: ignore[no-untyped-call]
 
     async def _metrics_text(self) -> str:
-        """All metrics of the application; those of this replica as they are now."""
+        """All metrics of the application; those of this replica as they are now. Raises ApiError."""
         await self._pusher.push(self._metrics.snapshot())
-        text: str = await self._actor.render.remote()
+        try:
+            text: str = await self._actor.render.remote()
+        except RayActorError as error:
+            raise unavailable("the metrics actor is starting again") from error
         return text
 
     async def _report_metrics(self) -> None:
@@ -150,6 +181,9 @@ class Ingress:
             self._reporter.cancel()
             self._pusher.say_goodbye()
             self._service.grammars.close()
+            self._request_log.close()
+            if self._spans is not None:
+                await asyncio.to_thread(self._spans.close)
 
 
 def _prefix_keys(settings: IngressSettings, facts: ModelFacts) -> PrefixKeys | None:
@@ -158,6 +192,14 @@ def _prefix_keys(settings: IngressSettings, facts: ModelFacts) -> PrefixKeys | N
     if not settings.enable_prefix_caching:
         return None
     return PrefixKeys(token_bytes(NUM_SECRET_BYTES), facts.block_size)
+
+
+def _spans(settings: IngressSettings) -> "SpanExporter | None":
+    if settings.otlp_endpoint is None:
+        return None
+    from deployments.explain.spans import SpanExporter, otlp_exporter
+
+    return SpanExporter(settings.model_name, otlp_exporter(settings.otlp_endpoint))
 
 
 def _load_tokenizer(settings: IngressSettings) -> Tokenizer:

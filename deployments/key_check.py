@@ -1,5 +1,6 @@
 """Where API keys are asked for: an ASGI middleware over every route, and what it found, for the routes."""
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 #: whole paths, for probes, and a page without data; whatever is not named here wants a key
 OPEN_ROUTES = frozenset({"/health", "/ready", "/dashboard"})
 _SCHEME = "bearer "
+#: of version 00, which is all there is
+_TRACEPARENT_CHARS = 55
 
 
 class ApiKeyCheck:
@@ -42,11 +45,17 @@ class ApiKeyCheck:
 
 
 def caller_of(request: Request, settings: "ApiSettings") -> Caller:
-    """Whose request it is: its key's tenant, or without keys the tenant that the header names."""
+    """Whose request it is: its key's tenant, or without keys the tenant that the header names. Asked for when the body
+    has been read."""
     caller: Caller | None = getattr(request.state, "caller", None)
     if caller is None:
         caller = Caller(tenant_of(request.headers, settings.tenant_header))
-    return replace(caller, http_request_id=request.state.request_id)
+    return replace(
+        caller,
+        http_request_id=request.state.request_id,
+        read_s=time.monotonic(),
+        traceparent=request.headers.get("traceparent", "")[:_TRACEPARENT_CHARS],
+    )
 
 
 def claimed_tenant(scope: Scope, settings: "ApiSettings") -> str:

@@ -23,13 +23,17 @@ class KeysError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Whose request it is. `most_urgent_priority`: no request of theirs is more urgent (lower is more urgent). `key_id`
-    tells keys apart and says nothing of them. `http_request_id` is the `x-request-id` of this very request."""
+    tells keys apart and says nothing of them. Of this very request: `http_request_id` is its `x-request-id`, `read_s`
+    the moment at which its body was there (`time.monotonic`; 0.0: as soon as it came), `traceparent` what its client
+    says of the trace it belongs to."""
 
     tenant: str = ""
     is_admin: bool = False
     most_urgent_priority: int = MOST_URGENT_PRIORITY
     key_id: str = field(default="", compare=False)
     http_request_id: str = field(default="", compare=False)
+    read_s: float = field(default=0.0, compare=False)
+    traceparent: str = field(default="", compare=False)
 
 
 #: who asks a server that has no keys and names no tenants

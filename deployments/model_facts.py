@@ -14,4 +14,6 @@ class ModelFacts:
     block_size: int
     num_device_blocks: int
     num_host_blocks: int
+    #: what one block holds of all layers; 0: not known
+    num_block_bytes: int = 0
     generation_defaults: dict[str, Any] = field(default_factory=dict)

@@ -1,10 +1,13 @@
-"""What Serve's proxy is spared: headers that it reads itself, with bytes that it cannot read, for which it answers 500.
+"""What is done to a request's headers in Serve's proxy: those that it reads itself, and cannot, are left out, since it
+would answer 500; and it is written down when the request came.
 
 Serve calls `middlewares` in the proxy's process where `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` names it.
 """
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from deployments.arrival import HEADER, received_now
 
 #: read by the proxy before any application is asked
 _NAMES = frozenset(
@@ -36,5 +39,18 @@ def _is_unreadable(name: bytes, value: bytes) -> bool:
     return not value.isascii() and name.lower().replace(b"_", b"-") in _NAMES
 
 
+class Received:
+    """ASGI middleware: says when the request came, whatever it says itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = [(name, value) for name, value in scope["headers"] if name.lower() != HEADER]
+            scope = {**scope, "headers": [*headers, (HEADER, received_now())]}
+        await self._app(scope, receive, send)
+
+
 def middlewares() -> list[Middleware]:
-    return [Middleware(ReadableHeaders)]
+    return [Middleware(Received), Middleware(ReadableHeaders)]

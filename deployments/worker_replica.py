@@ -15,6 +15,7 @@ from typing import Any
 from ray import serve
 from ray.serve.schema import ReplicaRank
 
+from deployments.build_facts import worker_info
 from deployments.engine_seam import import_builder
 from deployments.frames import Frame
 from deployments.live_options import options_at_start
@@ -39,6 +40,7 @@ class WorkerSettings:
     model_name: str
     metrics_host: str
     metrics_port: int
+    vllm_metric_names: bool
     step_timeout_s: float
     stop_timeout_s: float
     engine_builder: str
@@ -69,7 +71,13 @@ class WorkerReplica:
             engine_loop.limits, settings.max_queued_tokens, settings.max_queued_requests
         )
         self._service.apply(self._start_options)
-        make_actor = partial(get_or_create, context.app_name, settings.metrics_host, settings.metrics_port)
+        make_actor = partial(
+            get_or_create,
+            context.app_name,
+            settings.metrics_host,
+            settings.metrics_port,
+            with_vllm_names=settings.vllm_metric_names,
+        )
         self._reporter = WorkerReporter(
             self._service,
             engine_loop,
@@ -79,6 +87,7 @@ class WorkerReplica:
             settings.target_queue_s,
             self._start_options,
             rank,
+            worker_info(config, self._facts),
         )
         self._is_running = False
         self._reporting = asyncio.create_task(self._reporter.run())

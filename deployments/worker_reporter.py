@@ -7,7 +7,7 @@ down. Knows no options and no Serve.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from deployments.engine_seam import Loop
@@ -27,7 +27,7 @@ _IDLE_POLL_S = 0.05
 
 
 class WorkerReporter:
-    """`make_actor` returns the metrics actor's handle; it may block."""
+    """`make_actor` returns the metrics actor's handle; it may block. `info`: what the worker runs, for the metrics."""
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class WorkerReporter:
         target_queue_s: float,
         options: LiveOptions,
         rank: int,
+        info: Mapping[str, str] | None = None,
     ) -> None:
         self._service = service
         self._engine_loop = engine_loop
@@ -46,6 +47,7 @@ class WorkerReporter:
         self._make_actor = make_actor
         self._model_name = model_name
         self._target_queue_s = target_queue_s
+        self._info = info
         self._metrics: WorkerMetrics | None = None
         self._last_shown_step_id = -1
         #: these three may change at any time
@@ -98,7 +100,15 @@ class WorkerReporter:
     def _count_from_zero(self) -> None:
         """What was counted under another rank stays with it."""
         last_step_id = -1 if self._metrics is None else self._metrics.last_step_id
-        self._metrics = WorkerMetrics(self._model_name, self.rank, last_step_id)
+        self._metrics = WorkerMetrics(
+            self._model_name,
+            self.rank,
+            last_step_id,
+            block_size=self._facts.block_size,
+            block_bytes=self._facts.num_block_bytes,
+        )
+        if self._info is not None:
+            self._metrics.tell(self._info)
         self._metrics.set_pool_sizes(
             num_device_blocks=self._facts.num_device_blocks, num_host_blocks=self._facts.num_host_blocks
         )

@@ -52,6 +52,10 @@ class TensorPool:
         """Bytes that one block takes over all layers, in each pool that holds it."""
         return num_layers * 2 * block_size * num_kv_heads * head_size * dtype.itemsize
 
+    @property
+    def num_block_bytes(self) -> int:
+        return self.block_bytes(self.num_layers, self.block_size, self.num_kv_heads, self.head_size, self.dtype)
+
     def key_value(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views `[num_blocks, block_size, num_kv_heads, head_size]` of a layer's device keys and values."""
         key_value = self._device_layers[layer]

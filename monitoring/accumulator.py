@@ -4,7 +4,7 @@ Owns counting, checked against the table. Knows neither Ray nor who reads the sn
 """
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TypedDict
 
 from monitoring.table import TENANT, Metric, MetricKind, counted_by
@@ -24,6 +24,8 @@ class Snapshot(TypedDict):
     counters: dict[str, dict[str, float]]
     gauges: dict[str, dict[str, float]]
     histograms: dict[str, HistogramTotals]
+    #: labels of each info; none until they are known
+    infos: dict[str, dict[str, str]]
 
 
 class Accumulator:
@@ -41,6 +43,9 @@ class Accumulator:
         self._bounds = {metric.name: metric.buckets for metric in histograms}
         self._counts = {metric.name: [0] * (len(metric.buckets) + 1) for metric in histograms}
         self._sums = {metric.name: 0.0 for metric in histograms}
+        infos = [metric for metric in metrics if metric.kind is MetricKind.INFO]
+        self._info_labels = {metric.name: metric.info_labels for metric in infos}
+        self._infos: dict[str, dict[str, str]] = {metric.name: {} for metric in infos}
 
     def inc(self, name: str, amount: float = 1.0, label_value: str = "") -> None:
         assert amount >= 0, f"counter {name} cannot go down by {amount}"
@@ -56,6 +61,12 @@ class Accumulator:
         self._counts[name][bisect_left(self._bounds[name], value)] += 1
         self._sums[name] += value
 
+    def tell(self, name: str, values: Mapping[str, str]) -> None:
+        """The labels of an info, all of them."""
+        if set(values) != set(self._info_labels[name]):
+            raise KeyError(f"{name} has the labels {self._info_labels[name]}, not {tuple(values)}")
+        self._infos[name] = {label: values[label] for label in self._info_labels[name]}
+
     def snapshot(self) -> Snapshot:
         """Copies, so that counting on does not change what was handed out."""
         return {
@@ -65,6 +76,7 @@ class Accumulator:
             "histograms": {
                 name: {"counts": list(counts), "sum": self._sums[name]} for name, counts in self._counts.items()
             },
+            "infos": {name: dict(labels) for name, labels in self._infos.items()},
         }
 
 

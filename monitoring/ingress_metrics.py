@@ -1,8 +1,9 @@
 """What an ingress replica counts: requests, their tokens and latencies. Knows nothing of steps or blocks."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from monitoring.accumulator import Accumulator, Snapshot
+from monitoring.metric import PHASES
 from monitoring.table import OTHER_TENANT
 
 _ANSWERED = ("stop", "length")
@@ -34,6 +35,27 @@ class IngressMetrics:
     def routed(self, reason: str) -> None:
         """A worker took a request; `reason` is why it was chosen: "prefix", "load" or "only"."""
         self._accumulator.inc("stallfree_router_choices_total", 1, reason)
+
+    def build(self, *, version: str, python: str, ray: str) -> None:
+        self._accumulator.tell("stallfree_build_info", {"version": version, "python": python, "ray": ray})
+
+    def request_sizes(self, prompt_tokens: int, generation_tokens: int, time_per_token_s: float | None) -> None:
+        """Once for each request, however it ended. None: it ended otherwise than by stop or length, or has no token
+        after the first."""
+        self._accumulator.observe("stallfree_request_prompt_tokens", prompt_tokens)
+        self._accumulator.observe("stallfree_request_generation_tokens", generation_tokens)
+        if time_per_token_s is not None:
+            self._accumulator.observe("stallfree_request_time_per_output_token_seconds", time_per_token_s)
+
+    def request_phases(self, parts: Iterable[tuple[str, float]]) -> None:
+        """Once for each request that a worker took: parts of its time, by name and in seconds."""
+        totals = dict.fromkeys(PHASES, 0.0)
+        for name, seconds in parts:
+            phase = "preempted" if name == "swapped" else name
+            if phase in totals:
+                totals[phase] += seconds
+        for phase, seconds in totals.items():
+            self._accumulator.observe(f"stallfree_request_{phase}_seconds", seconds)
 
     def request_finished(self, finish_reason: str, prompt_tokens: int, e2e_s: float, tenant: str = "") -> None:
         """Once for each request, however it ended. Only whole answers enter the latency histogram: a client

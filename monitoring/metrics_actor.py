@@ -5,10 +5,11 @@ It outlives the workers and ingress replicas that push to it. Knows nothing of w
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Thread
 from typing import Any, TypedDict
 from wsgiref.simple_server import WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import ray
 from prometheus_client import start_http_server
@@ -17,7 +18,7 @@ from ray.actor import ActorHandle
 from monitoring.accumulator import Snapshot
 from monitoring.dashboard_data import NowView, now_view
 from monitoring.explanation_store import ExplanationStore, StoredExplanation
-from monitoring.exposition import registry_of, render
+from monitoring.exposition import StoreCollector, registry_of, render
 from monitoring.metrics_store import Inheritance, MetricsStore
 from monitoring.step_feed import Row, StepBatch, StepFeed
 
@@ -48,10 +49,11 @@ class Window(TypedDict):
 class MetricsActor:
     """The store behind remote calls. `port` 0 opens no scrape port; the ingress's `/metrics` works either way."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, with_vllm_names: bool = False) -> None:
         self._store = MetricsStore(time.monotonic)
         self._explanations = ExplanationStore(time.monotonic)
-        self._registry = registry_of(self._store)
+        self._collector = StoreCollector(self._store, with_vllm_names=with_vllm_names)
+        self._registry = registry_of(self._collector)
         self._steps = StepFeed()
         self._address: tuple[str, int] | None = None
         self._server: tuple[WSGIServer, Thread] | None = None
@@ -90,6 +92,9 @@ class MetricsActor:
     def render(self) -> str:
         return render(self._registry)
 
+    def show_vllm_names(self, *, is_wanted: bool) -> None:
+        self._collector.with_vllm_names = is_wanted
+
     def listen(self, host: str, port: int) -> bool:
         """Serve scrapes at this address and no other. False: there is no scrape port, by wish or because the
         address is taken, which is logged once and no reason to count nothing; asking again tries again."""
@@ -101,7 +106,7 @@ class MetricsActor:
         if port == 0:
             return False
         try:
-            self._server = start_http_server(port, addr=host, registry=self._registry)
+            server, thread = start_http_server(port, addr=host, registry=self._registry)
         except OSError as error:
             if is_new_address:
                 logger.error(
@@ -111,6 +116,10 @@ class MetricsActor:
                     error,
                 )
             return False
+        app = server.get_app()
+        assert app is not None
+        server.set_app(_in_text_format(app))
+        self._server = server, thread
         return True
 
     def _stop_listening(self) -> None:
@@ -122,15 +131,24 @@ class MetricsActor:
             self._server = None
 
 
+def _in_text_format(app: WSGIApplication) -> WSGIApplication:
+    """Whatever is asked for: in OpenMetrics the library writes an underscore for the colon of a name."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return app({**environ, "HTTP_ACCEPT": ""}, start_response)
+
+    return answer
+
+
 def actor_name(app_name: str) -> str:
     return f"stallfree-metrics-{app_name}"
 
 
-def get_or_create(app_name: str, host: str, port: int) -> ActorHandle[Any]:
+def get_or_create(app_name: str, host: str, port: int, *, with_vllm_names: bool = False) -> ActorHandle[Any]:
     """The application's metrics actor, on the head node: its scrape port should stay put, and go along
     where a head that was lost is replaced.
 
-    Any number of processes may call this at once; all get the same actor. The last caller's address holds."""
+    Any number of processes may call this at once; all get the same actor. The last caller's options hold."""
     options: dict[str, Any] = {
         "name": actor_name(app_name),
         "namespace": NAMESPACE,
@@ -143,8 +161,12 @@ def get_or_create(app_name: str, host: str, port: int) -> ActorHandle[Any]:
         # By a resource that every head has, not by the node's id, which a replacement has not.
         options["resources"] = {_HEAD_RESOURCE: _HEAD_SHARE}
     actor_class: Any = ray.remote(MetricsActor)
-    actor: ActorHandle[Any] = actor_class.options(**options).remote(host, port)
-    actor.listen.remote(host, port)  # an actor that was there already may listen elsewhere
+    actor: ActorHandle[Any] = actor_class.options(**options).remote(
+        host, port, with_vllm_names=with_vllm_names
+    )
+    # An actor that was there already may listen elsewhere.
+    actor.listen.remote(host, port)
+    actor.show_vllm_names.remote(is_wanted=with_vllm_names)
     return actor
 
 

@@ -79,7 +79,9 @@ class SeriesGroup:
         return [(*key, report.snapshot) for key, report in self.reports.items() if not report.is_live(now)]
 
     def live_snapshots(self, now: float) -> list[Snapshot]:
-        return [report.snapshot for report in self.reports.values() if report.is_live(now)]
+        """The newest last."""
+        live = [report for report in self.reports.values() if report.is_live(now)]
+        return [report.snapshot for report in sorted(live, key=lambda report: report.last_push_s)]
 
     def is_up(self, now: float) -> bool | None:
         """None: the newest process left on purpose, and there is nothing to be up or down."""
@@ -89,12 +91,14 @@ class SeriesGroup:
 
 @dataclass(slots=True)
 class Series:
-    """What one label set shows: totals of all its processes, gauges of the living, None where none lives."""
+    """What one label set shows: totals of all its processes, gauges of the living, None where none lives; `infos` are
+    those of the newest living one."""
 
     labels: Labels
     totals: Snapshot
     gauges: dict[str, dict[str, float]] | None
     is_up: bool | None
+    infos: dict[str, dict[str, str]]
 
 
 class MetricsStore:
@@ -140,7 +144,8 @@ class MetricsStore:
 def _series(labels: Labels, group: SeriesGroup, now: float) -> Series:
     totals = _sum([report.snapshot for report in group.reports.values()])
     live = group.live_snapshots(now)
-    return Series(labels, totals, _sum(live)["gauges"] if live else None, group.is_up(now))
+    infos = live[-1]["infos"] if live else {}
+    return Series(labels, totals, _sum(live)["gauges"] if live else None, group.is_up(now), infos)
 
 
 def _sum(snapshots: list[Snapshot]) -> Snapshot:
@@ -155,6 +160,7 @@ def add_totals(one: Snapshot, other: Snapshot) -> Snapshot:
         "labels": one["labels"],
         "counters": _add(one["counters"], other["counters"]),
         "gauges": _add(one["gauges"], other["gauges"]),
+        "infos": other["infos"],
         "histograms": {
             name: {
                 "counts": [a + b for a, b in zip(totals["counts"], more["counts"], strict=True)],
@@ -185,6 +191,7 @@ def _shape(snapshot: Snapshot) -> object:
         {name: _values(name, series) for name, series in snapshot["counters"].items()},
         {name: _values(name, series) for name, series in snapshot["gauges"].items()},
         {name: len(totals["counts"]) for name, totals in snapshot["histograms"].items()},
+        {name: _told(name, labels) for name, labels in snapshot["infos"].items()},
     )
 
 
@@ -193,3 +200,9 @@ def _values(name: str, series: dict[str, float]) -> set[str]:
     metric = METRICS.get(name)
     is_declared = metric is not None and metric.label == TENANT
     return set(series).intersection(metric.label_values) if metric is not None and is_declared else set(series)
+
+
+def _told(name: str, labels: dict[str, str]) -> bool:
+    """False: with labels that it cannot have."""
+    metric = METRICS.get(name)
+    return metric is not None and tuple(labels) in ((), metric.info_labels)

@@ -65,6 +65,7 @@ class BudgetGovernor:
         if load.num_decodes:
             record.is_over_target = duration_s > self._target_s
         self.learn(load, record.num_prefill_tokens, duration_s)
+        record.governor_margin = self.margin
 
     def learn(self, load: StepLoad, num_prefill_tokens: int, duration_s: float) -> None:
         """Steps with running answers move the margin, too: up a step where it was exceeded, else down a little, so

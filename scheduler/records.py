@@ -60,6 +60,9 @@ class StepRecord:
     tokens, running answers waited longer. `max_num_batched_tokens` is what a governor left of the budget. Queue
     lengths and blocks are those at the end of `schedule`.
 
+    `swap_s` is how long the step waited for its blocks to be moved, filled in by whoever moves them; `governor_margin`
+    what the governor keeps for noise, as a factor of the foreseen time (0.0: there is none).
+
     `num_blocks_queried` and `num_blocks_hit` count blocks of the groups let in: looked for and found in the prefix
     cache.
 
@@ -95,6 +98,8 @@ class StepRecord:
     swapped_behind: str | None = None
     duration_s: float | None = None
     is_over_target: bool = False
+    swap_s: float = 0.0
+    governor_margin: float = 0.0
 
 
 class StepRecordRing:

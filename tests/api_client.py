@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
 from deployments.api import ApiService, ApiSettings, create_api
+from deployments.request_log import NO_LOG, RequestLog
 from tests.fake_worker import CountedMetrics, FakeWorker
 from tests.no_dashboard import NoDashboard
 from tests.tiny_tokenizers import folder_of, tokenizer_of
@@ -31,6 +32,7 @@ class Api:
     cors_origins: tuple[str, ...] = ()
     chat_template: str | None = None
     are_workers_running: bool = True
+    request_log: RequestLog = NO_LOG
 
     def __post_init__(self) -> None:
         self.tokenizer = tokenizer_of(self.kind)
@@ -47,6 +49,7 @@ class Api:
             metrics_text=self._metrics_text,
             dashboard=NoDashboard(),
             is_any_worker=lambda: self.are_workers_running,
+            request_log=self.request_log,
         )
 
     async def _is_ready(self) -> bool:

@@ -131,6 +131,8 @@ class CountedMetrics:
     gaps_s: list[float] = field(default_factory=list)
     num_tokens: int = 0
     rejections: list[str] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    times_per_token_s: list[float | None] = field(default_factory=list)
     #: of whom anything was counted
     tenants: set[str] = field(default_factory=set)
 
@@ -142,6 +144,10 @@ class CountedMetrics:
         self.tenants.add(tenant)
         assert e2e_s >= 0
         self.finished.append((finish_reason, prompt_tokens))
+
+    def request_sizes(self, prompt_tokens: int, generation_tokens: int, time_per_token_s: float | None) -> None:
+        self.sizes.append((prompt_tokens, generation_tokens))
+        self.times_per_token_s.append(time_per_token_s)
 
     def first_token(self, ttft_s: float) -> None:
         self.ttfts_s.append(ttft_s)

@@ -122,6 +122,7 @@ def build(config: EngineConfig, deliver: Deliver, on_death: OnDeath) -> tuple[Mo
         block_size=engine.block_size,
         num_device_blocks=engine.num_device_blocks,
         num_host_blocks=engine.num_host_blocks,
+        num_block_bytes=engine.num_block_bytes,
     )
     return facts, EngineLoop(engine, deliver, on_death)
 

@@ -51,6 +51,7 @@ class PacedCache:
     """Blocks of slots, in the place of `TensorPool`. The runner moves them itself, with what a step writes."""
 
     device = "cpu"
+    num_block_bytes = 1
 
     def __init__(self, block_size: int, num_device_blocks: int, num_host_blocks: int) -> None:
         self.num_device_blocks = num_device_blocks

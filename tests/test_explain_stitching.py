@@ -58,6 +58,13 @@ def life(*parts: tuple[str, str, float], is_over: bool = True) -> LifeReport:
     return LifeReport(sum(part.us for part in made), made, 7, is_over=is_over)
 
 
+def test_the_way_to_the_ingress_is_no_tokenizing():
+    trip = Trip()
+    trip.journey.caller = Caller(read_s=trip.now_s + 0.004)
+    trip.sent(6).accepted(1).tokens(5, life(("decode", "", 5))).ended(0)
+    assert trip.parts()[:3] == [("transport", "request", 4), ("tokenize", "", 2), ("route", "", 1)]
+
+
 def test_an_undisturbed_request_has_every_part_in_its_order():
     trip = Trip().sent(2).accepted(3).tokens(40)
     trip.tokens(60, life(("queue", "blocks", 20), ("prefill", "", 10), ("decode", "", 68))).ended(1)

@@ -51,6 +51,18 @@ def test_the_scrape_port_serves_what_render_returns() -> None:
     actor.listen(HOST, 0)
 
 
+def test_prometheus_gets_names_with_their_colons_whatever_format_it_prefers() -> None:
+    port = free_port()
+    actor = MetricsActor(HOST, port, with_vllm_names=True)
+    actor.push("ingress", "1", answers(3).snapshot())
+    accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.4"
+    request = urllib.request.Request(f"http://{HOST}:{port}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        assert response.read().decode() == actor.render()
+    assert 'vllm:prompt_tokens_total{model_name="demo"} 9.0' in actor.render()
+    actor.listen(HOST, 0)
+
+
 def test_port_zero_opens_nothing_and_a_new_port_replaces_the_old() -> None:
     actor = MetricsActor(HOST, 0)
     first, second = free_port(), free_port()

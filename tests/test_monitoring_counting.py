@@ -8,9 +8,10 @@ import pytest
 
 from monitoring.accumulator import Accumulator
 from monitoring.ingress_metrics import IngressMetrics
+from monitoring.metric import PHASES
 from monitoring.table import INGRESS, METRICS, SCALER, WORKER, MetricKind
 from monitoring.worker_metrics import WorkerMetrics
-from scheduler.records import ChunkRecord, PreemptionRecord, StepRecord
+from scheduler.records import ChunkRecord, PreemptionRecord, StepRecord, WaitReason
 
 
 def make_step(step_id: int, *, duration_s: float | None = 0.02, chunks: tuple[int, ...] = ()) -> StepRecord:
@@ -37,6 +38,7 @@ def num_observed(snapshot: dict, name: str) -> int:
 def test_counters_end_in_total_and_nothing_else_does() -> None:
     for metric in METRICS.values():
         assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER), metric.name
+        assert metric.name.endswith("_info") == (metric.kind is MetricKind.INFO), metric.name
         assert re.fullmatch(r"stallfree_[a-z0-9_]+", metric.name)
 
 
@@ -63,7 +65,7 @@ def test_one_source_makes_a_bounded_number_of_series() -> None:
             for metric in METRICS.values()
             if metric.identity == identity
         )
-        assert num_series < 100
+        assert num_series < 250
 
 
 def test_closed_label_sets_start_at_zero() -> None:
@@ -191,8 +193,87 @@ def test_preemptions_and_swaps_are_counted_by_mode_and_direction() -> None:
     assert counters["stallfree_swapped_blocks_total"] == {"in": 5, "out": 2}
 
 
-def test_blocks_looked_for_and_found_in_the_prefix_cache_are_counted() -> None:
+def test_swapped_blocks_are_counted_in_bytes_and_steps_waits_for_them_in_seconds() -> None:
+    metrics = WorkerMetrics("demo", 0, block_bytes=1000)
+    for step_id, (out, into, swap_s) in enumerate([(3, 0, 0.25), (0, 2, 0.5), (0, 0, 0.0)]):
+        step = make_step(step_id)
+        step.num_blocks_swapped_out, step.num_blocks_swapped_in, step.swap_s = out, into, swap_s
+        metrics.fold([step])
+    counters = metrics.snapshot()["counters"]
+    assert counters["stallfree_swap_bytes_total"] == {"in": 2000, "out": 3000}
+    assert counters["stallfree_swap_seconds_total"] == {"": 0.75}
+
+
+def test_steps_are_counted_by_what_they_ran() -> None:
     metrics = WorkerMetrics("demo", 0)
+    alone = make_step(2, duration_s=0.3, chunks=(8,))
+    alone.num_batched_tokens, alone.num_decodes = 8, 0
+    nothing = StepRecord(step_id=3, time_s=0.0, max_num_batched_tokens=256, duration_s=0.0)
+    metrics.fold([make_step(0, duration_s=0.1), make_step(1, duration_s=0.2, chunks=(8,)), alone, nothing])
+    counters = metrics.snapshot()["counters"]
+    assert counters["stallfree_steps_total"] == {"decode": 1, "mixed": 1, "prefill": 1, "none": 1}
+    seconds = counters["stallfree_step_kind_seconds_total"]
+    assert seconds == {"decode": 0.1, "mixed": 0.2, "prefill": 0.3, "none": 0.0}
+
+
+def test_what_the_budget_allowed_and_what_was_scheduled_of_it_are_counted() -> None:
+    metrics = WorkerMetrics("demo", 0)
+    metrics.fold([make_step(0, chunks=(64, 32)), make_step(1)])
+    counters = metrics.snapshot()["counters"]
+    assert counters["stallfree_budget_tokens_total"] == {"": 512}
+    assert counters["stallfree_scheduled_tokens_total"] == {"prefill": 96, "decode": 6}
+
+
+def test_chunks_that_leave_a_part_of_their_prompt_are_counted() -> None:
+    metrics = WorkerMetrics("demo", 0)
+    step = make_step(0, chunks=(64, 32))
+    step.prefill_chunks[1].completes = True
+    metrics.fold([step])
+    assert metrics.snapshot()["counters"]["stallfree_partial_prefill_chunks_total"] == {"": 1}
+
+
+def test_steps_in_which_somebody_had_to_wait_are_counted_by_the_reason() -> None:
+    metrics = WorkerMetrics("demo", 0)
+    for step_id, reason in enumerate([WaitReason.TOKEN_BUDGET, WaitReason.TOKEN_BUDGET, None]):
+        step = make_step(step_id)
+        step.waiting_reason, step.swapped_reason = reason, WaitReason.BLOCKS
+        metrics.fold([step])
+    counters = metrics.snapshot()["counters"]
+    waiting, swapped = counters["stallfree_blocked_steps_total"], counters["stallfree_blocked_swapped_steps_total"]
+    assert set(waiting) == set(swapped) == {reason.value for reason in WaitReason}
+    assert {reason: count for reason, count in waiting.items() if count} == {"token_budget": 2}
+    assert {reason: count for reason, count in swapped.items() if count} == {"blocks": 3}
+
+
+def test_the_governors_state_is_that_of_the_newest_step_that_ran() -> None:
+    metrics = WorkerMetrics("demo", 0)
+    governed, moved = make_step(0), make_step(1, duration_s=None)
+    governed.governor_margin, governed.max_num_batched_tokens = 1.3, 48
+    metrics.fold([governed, moved, make_step(2, duration_s=None)])
+    assert metrics.snapshot()["gauges"]["stallfree_governor_margin"] == {"": 1.3}
+
+
+def test_an_info_is_told_whole_or_not_at_all() -> None:
+    metrics = IngressMetrics("demo")
+    assert metrics.snapshot()["infos"] == {"stallfree_build_info": {}}
+    metrics.build(version="1", python="2", ray="3")
+    assert metrics.snapshot()["infos"] == {"stallfree_build_info": {"version": "1", "python": "2", "ray": "3"}}
+    with pytest.raises(KeyError):
+        WorkerMetrics("demo", 0).tell({"version": "1"})
+
+
+def test_sizes_are_those_of_every_request_and_times_for_each_token_of_whole_ones() -> None:
+    metrics = IngressMetrics("demo")
+    metrics.request_sizes(100, 20, 0.03)
+    metrics.request_sizes(7, 0, None)
+    snapshot = metrics.snapshot()
+    assert snapshot["histograms"]["stallfree_request_prompt_tokens"]["sum"] == 107
+    assert num_observed(snapshot, "stallfree_request_generation_tokens") == 2
+    assert num_observed(snapshot, "stallfree_request_time_per_output_token_seconds") == 1
+
+
+def test_blocks_looked_for_and_found_in_the_prefix_cache_are_counted() -> None:
+    metrics = WorkerMetrics("demo", 0, block_size=16)
     for step_id, (num_queried, num_hit) in enumerate([(6, 0), (0, 0), (6, 5)]):
         step = make_step(step_id)
         step.num_blocks_queried, step.num_blocks_hit = num_queried, num_hit
@@ -200,6 +281,8 @@ def test_blocks_looked_for_and_found_in_the_prefix_cache_are_counted() -> None:
     counters = metrics.snapshot()["counters"]
     assert counters["stallfree_prefix_cache_queries_total"] == {"": 12}
     assert counters["stallfree_prefix_cache_hits_total"] == {"": 5}
+    assert counters["stallfree_prefix_cache_query_tokens_total"] == {"": 192}
+    assert counters["stallfree_prefix_cache_hit_tokens_total"] == {"": 80}
 
 
 def test_a_step_is_counted_once_though_lists_of_records_overlap() -> None:
@@ -283,3 +366,13 @@ def test_a_demand_that_fades_reaches_zero() -> None:
         seen.append(worker.snapshot()["gauges"]["stallfree_scaling_demand"]["tokens"])
     assert seen[:3] == [1.0, 0.5, 0.25]
     assert seen[-1] == 0.0
+
+
+def test_a_requests_time_is_counted_by_phase() -> None:
+    metrics = IngressMetrics("demo")
+    parts = [("queue", 0.5), ("queue", 0.25), ("prefill", 1.0), ("swapped", 2.0), ("preempted", 1.0), ("deliver", 9.0)]
+    metrics.request_phases(parts)
+    histograms = metrics.snapshot()["histograms"]
+    sums = {phase: histograms[f"stallfree_request_{phase}_seconds"]["sum"] for phase in PHASES}
+    assert sums == {"queue": 0.75, "prefill": 1.0, "interference": 0.0, "decode": 0.0, "preempted": 3.0}
+    assert all(num_observed(metrics.snapshot(), f"stallfree_request_{phase}_seconds") == 1 for phase in PHASES)

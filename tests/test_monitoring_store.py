@@ -4,12 +4,13 @@ import math
 import random
 import shutil
 import subprocess
+import timeit
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.accumulator import Snapshot
-from monitoring.exposition import registry_of, render
+from monitoring.exposition import StoreCollector, registry_of, render
 from monitoring.ingress_metrics import IngressMetrics
 from monitoring.metrics_store import MAX_DEAD_REPORTS, MAX_LABEL_SETS, SILENT_AFTER_S, MetricsStore
 from monitoring.table import METRICS
@@ -38,7 +39,7 @@ def store(clock: FakeClock) -> MetricsStore:
 def scrape(store: MetricsStore) -> dict[str, float]:
     """Every sample of the scraped text by its series, for example `stallfree_worker_up{model="demo",worker="0"}`."""
     samples: dict[str, float] = {}
-    for family in text_string_to_metric_families(render(registry_of(store))):
+    for family in text_string_to_metric_families(render(registry_of(StoreCollector(store)))):
         for sample in family.samples:
             labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
             series = f"{sample.name}{{{labels}}}"
@@ -205,7 +206,9 @@ def test_a_snapshot_of_another_metric_table_is_refused(store: MetricsStore) -> N
     made_up_label["counters"]["stallfree_requests_total"]["mallory"] = 1
     missing = ingress_snapshot(2)
     del missing["counters"]["stallfree_prompt_tokens_total"]
-    for snapshot in (other_buckets, made_up_label, missing):
+    other_info = ingress_snapshot(2)
+    other_info["infos"]["stallfree_build_info"] = {"version": "1", "color": "red"}
+    for snapshot in (other_buckets, made_up_label, missing, other_info):
         with pytest.raises(ValueError, match="another version"):
             store.push("ingress", "1", snapshot)
     assert scrape(store)[STOPPED] == 1
@@ -290,28 +293,65 @@ def test_histograms_are_cumulative_and_end_with_the_count(store: MetricsStore) -
 def test_a_model_name_with_quotes_and_newlines_is_escaped(store: MetricsStore) -> None:
     model = 'a"b\\c\nd'
     store.push("ingress", "1", ingress_snapshot(2, model=model))
-    families = text_string_to_metric_families(render(registry_of(store)))
+    families = text_string_to_metric_families(render(registry_of(StoreCollector(store))))
     models = {sample.labels["model"] for family in families for sample in family.samples}
     assert models == {model}
 
 
-def test_ten_workers_make_a_scrape_of_bounded_size(store: MetricsStore) -> None:
-    for worker in range(10):
-        store.push(f"worker-{worker}", "1", worker_snapshot(1, worker=worker))
-    assert len(scrape(store)) < 1000
-    assert len(render(registry_of(store))) < 100_000
+def test_an_info_is_that_of_the_newest_living_process(store: MetricsStore, clock: FakeClock) -> None:
+    old, new = IngressMetrics("demo"), IngressMetrics("demo")
+    old.build(version="1", python="3.11", ray="2.60")
+    new.build(version="2", python="3.11", ray="2.60")
+    told = 'stallfree_build_info{{model="demo",python="3.11",ray="2.60",version="{}"}}'
+    store.push("ingress-old", "1", old.snapshot())
+    assert scrape(store)[told.format(1)] == 1
+    clock.now += 1
+    store.push("ingress-new", "1", new.snapshot())
+    samples = scrape(store)
+    assert told.format(1) not in samples
+    assert samples[told.format(2)] == 1
+    clock.now += SILENT_AFTER_S + 1
+    assert told.format(2) not in scrape(store)
+
+
+def test_a_scrape_of_sixteen_workers_and_a_hundred_tenants_is_small_and_quick(
+    store: MetricsStore, clock: FakeClock
+) -> None:
+    """Two ingress replicas, with dead ones before them, as after some weeks."""
+    tenants = tuple(f"tenant-{number:03}" for number in range(100))
+    metrics = IngressMetrics("a-model/with-a-long-name", tenants)
+    for number, tenant in enumerate(tenants * 3):
+        metrics.first_token(number / 7)
+        metrics.tokens_delivered(number, tenant)
+        metrics.request_finished("stop", 1234567 + number, number / 3, tenant)
+    for life in range(MAX_DEAD_REPORTS + 3):
+        for worker in range(16):
+            store.push(f"worker-{worker}", f"life {life}", worker_snapshot(life, worker=worker, num_running=worker))
+        store.push("ingress-a", f"life {life}", metrics.snapshot())
+        store.push("ingress-b", f"life {life}", metrics.snapshot())
+        clock.now += SILENT_AFTER_S + 1
+    registry = registry_of(StoreCollector(store))
+    took_s = min(timeit.repeat(lambda: render(registry), number=1, repeat=5))
+    text = render(registry)
+    print(f"{len(text)} bytes, {len(text.splitlines())} lines, {took_s * 1e3:.1f} ms")
+    assert text.count("tenant-099") == 4
+    assert len(text) < 1_000_000
+    assert took_s < 0.1
 
 
 def test_every_label_in_a_scrape_is_a_model_a_rank_a_bucket_or_of_a_closed_set(store: MetricsStore) -> None:
     store.push("some replica id", "some epoch", ingress_snapshot(1))
     store.push("worker-0", "some epoch", worker_snapshot(1))
-    text = render(registry_of(store))
+    text = render(registry_of(StoreCollector(store)))
     assert "some replica id" not in text
     assert "some epoch" not in text
     for family in text_string_to_metric_families(text):
         metric = METRICS.get(family.name) or METRICS[f"{family.name}_total"]
         for sample in family.samples:
             own = {name: value for name, value in sample.labels.items() if name not in (*metric.identity, "le")}
+            if metric.info_labels:
+                assert tuple(own) == metric.info_labels
+                continue
             assert own == ({} if metric.label is None else {metric.label: own[metric.label]})
             assert set(own.values()) <= set(metric.label_values)
 
@@ -322,7 +362,7 @@ def test_promtool_finds_nothing_to_say(store: MetricsStore, *, has_reports: bool
     if has_reports:
         store.push("ingress", "1", ingress_snapshot(3))
         store.push("worker-0", "1", worker_snapshot(2))
-    text = render(registry_of(store))
+    text = render(registry_of(StoreCollector(store)))
     result = subprocess.run(
         ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
     )

@@ -96,7 +96,7 @@ def test_every_option_in_the_readmes_table_is_one_of_serve() -> None:
 
 def test_constraints_pin_every_dependency_once_and_without_a_build_suffix() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==([0-9]+!)?[A-Za-z0-9.]+", line) for line in lines)
     pinned = [normal_name(line) for line in lines]
     assert len(pinned) == len(set(pinned))
     needed = {normal_name(name) for name in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"])}
@@ -142,7 +142,11 @@ def test_the_metrics_page_lists_every_metric_with_its_type_labels_and_meaning() 
     assert documented == {
         metric.name: (
             metric.kind.value,
-            [*metric.identity, *([metric.label, *metric.label_values] if metric.label else [])],
+            [
+                *metric.identity,
+                *([metric.label, *metric.label_values] if metric.label else []),
+                *metric.info_labels,
+            ],
             metric.help,
         )
         for metric in METRICS.values()

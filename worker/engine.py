@@ -137,14 +137,19 @@ class Engine:
         if outputs.is_empty:
             self.lives.settled(self.scheduler.records.newest)
         else:
-            self._tensor_pool.swap(
-                outputs.blocks_to_swap_out, outputs.blocks_to_swap_in, outputs.blocks_to_copy
-            )
+            self._move_blocks(outputs)
             logits = self._runner.execute(outputs)
             self._settle(outputs, logits)
         events, self._events = self._events, []
         self.lives.tell(events, self._open)
         return events
+
+    def _move_blocks(self, outputs: SchedulerOutputs) -> None:
+        out, into, copy = outputs.blocks_to_swap_out, outputs.blocks_to_swap_in, outputs.blocks_to_copy
+        if out or into or copy:
+            began_s = self._clock()
+            self._tensor_pool.swap(out, into, copy)
+            self.scheduler.records.newest.swap_s = self._clock() - began_s
 
     def _settle(self, outputs: SchedulerOutputs, logits: torch.Tensor) -> None:
         """Sample, tell the scheduler, and make the step's events."""
@@ -270,6 +275,11 @@ class Engine:
             num_cached_blocks=blocks.num_cached_device_blocks,
             reference_step_s=self._speed.reference_step_s,
         )
+
+    @property
+    def num_block_bytes(self) -> int:
+        """What one block holds of all layers."""
+        return self._tensor_pool.num_block_bytes
 
     def records_since(self, step_id: int) -> list[StepRecord]:
         return self.scheduler.records.since(step_id)

@@ -22,6 +22,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     _add_requests(parser.add_argument_group("requests"))
     _add_access(parser.add_argument_group("access"))
     _add_time_limits(parser.add_argument_group("time limits"))
+    _add_tracing(parser.add_argument_group("tracing"))
 
 
 def _add_replicas(group: Any) -> None:
@@ -35,6 +36,9 @@ def _add_replicas(group: Any) -> None:
     _add_count(group, "num_ingress", 1, "replicas of the HTTP API")
     group.add_argument("--metrics-host", metavar="HOST", help="where to listen for scrapes (default: 127.0.0.1)")
     _add_count(group, "metrics_port", 9400, "0: no scrape port", "PORT")
+    group.add_argument("--vllm-metric-names", action="store_true", help="metrics under vLLM's names, too")
+    group.add_argument("--request-log", metavar="FILE", help="a line of JSON for each ended request; off: none "
+        "(default: in Serve's log of the HTTP API's replica)")  # fmt: skip
 
 
 def _add_requests(group: Any) -> None:
@@ -63,6 +67,11 @@ def _add_access(group: Any) -> None:
         "list; else none)")  # fmt: skip
     add("--cors-origin", metavar="ORIGINS", help="origins whose web pages may ask, separated by commas; * for all "
         "(default: none)")  # fmt: skip
+
+
+def _add_tracing(group: Any) -> None:
+    group.add_argument("--otlp-endpoint", metavar="URL", help="send OpenTelemetry spans of each request's time there, "
+                       "as http://HOST:4318/v1/traces; needs the extra `tracing` (default: none)")  # fmt: skip
 
 
 def _add_time_limits(group: Any) -> None:

@@ -1,11 +1,11 @@
 """Anthropic's `/v1/messages` and `/v1/messages/count_tokens`. The `anthropic-version` header is not asked for."""
 
-import time
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.answering import service_of, streamed, whole
+from deployments.arrival import arrival_of
 from deployments.dialects.messages_answer import MessageEvents, message_object
 from deployments.dialects.messages_body import CountTokensRequest, MessagesRequest
 from deployments.dialects.named_events import named_events
@@ -22,7 +22,7 @@ router = APIRouter()
     **describe(MessagesRequest, AnthropicMessage, is_work=True, is_stream=True, error=MessagesError),
 )
 async def messages(request: Request) -> Response:
-    arrival_s = time.monotonic()
+    arrival_s = arrival_of(request)
     service = service_of(request)
     settings = service.settings
     body = await read_request(request, MessagesRequest, settings.max_body_bytes)

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.answering import service_of, streamed, told
+from deployments.arrival import arrival_of
 from deployments.dialects.named_events import named_events
 from deployments.dialects.responses_answer import ResponseEnvelope, ResponseOutput
 from deployments.dialects.responses_body import ResponsesRequest
@@ -24,7 +25,7 @@ _NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
 
 @router.post("/v1/responses", **describe(ResponsesRequest, ResponseObject, is_work=True, is_stream=True))
 async def responses(request: Request) -> Response:
-    arrival_s = time.monotonic()
+    arrival_s = arrival_of(request)
     service = service_of(request)
     settings = service.settings
     body = await read_request(request, ResponsesRequest, settings.max_body_bytes)

@@ -38,7 +38,8 @@ class Attempt:
 
 @dataclass(slots=True, eq=False)
 class Journey:
-    """`aliases` are further ids under which it is asked for. `end_us` None: it goes on."""
+    """`aliases` are further ids under which it is asked for. `read_us`: all of the request was there. `end_us` None: it
+    goes on."""
 
     request_id: str
     arrival_s: float
@@ -46,6 +47,7 @@ class Journey:
     caller: Caller = ANYBODY
     aliases: tuple[str, ...] = ()
     clock: Callable[[], float] = time.monotonic
+    read_us: int = 0
     began_us: int = 0
     first_token_us: int | None = None
     end_us: int | None = None
@@ -59,6 +61,8 @@ class Journey:
     def begin(self) -> None:
         """Its tokens are known, and it is on its way to a worker."""
         self.began_us = self.now_us()
+        read_us = round((self.caller.read_s - self.arrival_s) * 1e6)
+        self.read_us = min(max(read_us, 0), self.began_us)
 
     def sent(self, attempt_id: str) -> None:
         self.attempts.append(Attempt(attempt_id, self.now_us()))

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -35,12 +35,21 @@ async def nobody_answers(request_id: str, replica_id: str) -> LifeReport | None:
     """Where there is nobody to ask."""
     return None
 
+#: told of each request that ended: its explanation, its client's `traceparent` or "", milliseconds since its end
+Listener = Callable[[StoredExplanation, str, float], None]
+
 
 class Journeys:
     """Used on the event loop of its ingress alone."""
 
-    def __init__(self, ask_life: AskLife = nobody_answers, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ask_life: AskLife = nobody_answers,
+        clock: Callable[[], float] = time.monotonic,
+        listeners: Collection[Listener] = (),
+    ) -> None:
         self._ask_life = ask_life
+        self._listeners = tuple(listeners)
         self._clock = clock
         self._open: dict[str, Journey] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -76,7 +85,10 @@ class Journeys:
     async def _finish(self, journey: Journey) -> None:
         try:
             await self._complete(journey)
-            self._keep(stored(journey))
+            explanation = stored(journey)
+            self._keep(explanation)
+            for listener in self._listeners:
+                listener(explanation, journey.caller.traceparent, (self._clock() - explanation["ended_s"]) * 1e3)
         except Exception:
             logger.exception("request %s cannot be explained", journey.request_id)
         finally:

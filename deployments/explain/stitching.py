@@ -13,6 +13,7 @@ def stitched(journey: Journey) -> tuple[list[LifePart], int]:
     """The parts, and what they sum to: microseconds from arrival to the end, or until now."""
     end_us = journey.now_us() if journey.end_us is None else journey.end_us
     pieces = _Pieces()
+    pieces.until("transport", "request", min(journey.read_us, end_us))
     pieces.until("tokenize", "", min(journey.began_us, end_us))
     for number, attempt in enumerate(journey.attempts):
         is_last = number == len(journey.attempts) - 1

@@ -32,7 +32,7 @@ class PricedClock:
         self.engine: Engine | None = None
 
     def __call__(self) -> float:
-        if self.engine is None:
+        if self.engine is None or not self.engine.scheduler.records:
             return 0.0
         record = self.engine.scheduler.records.newest
         return record.time_s + 0.010 + 0.001 * record.num_prefill_tokens
