@@ -63,10 +63,10 @@ class Answer:
     """One choice. Invariant: `num_tokens` counts the tokens up to the one that ended the answer, no overrun.
 
     A stop token that ended the answer counts, and has its log-probability, but is no part of the text (unless
-    stop strings are included). `prefix` is text that comes before the answer, such as an echoed prompt.
+    stop strings are included). `echoed` is the text of the prompt where it comes before the answer, else "".
     """
 
-    def __init__(self, index: int, tokenizer: Tokenizer, options: TextOptions, prefix: str = "") -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, options: TextOptions, echoed: str = "") -> None:
         self.index = index
         self.num_tokens = 0
         self.finish_reason: str | None = None
@@ -76,15 +76,15 @@ class Answer:
         self._detokenizer = Detokenizer(tokenizer, options.skip_special_tokens)
         self._stop_strings = StopStrings(list(options.stop), options.include_stop_str)
         self._is_over_after = None if options.until is None else options.until()
-        self._text = prefix
-        self._num_chars = len(prefix)
+        self._prompt_text = echoed
+        self._text = echoed
+        self._num_chars = len(echoed)
         self._num_unsent_tokens = 0
         self._unsent_logprobs: list[TokenLogprob] = []
         self._unsent_prompt: list[PromptEntry] | None = None
 
     def prompt_entries(self, token_ids: list[int], logprobs: list[PromptTokenLogprobs]) -> list[PromptEntry]:
-        skip = self._options.skip_special_tokens
-        return prompt_entries(self._tokenizer, token_ids, logprobs, skip_special_tokens=skip)
+        return prompt_entries(self._tokenizer, token_ids, logprobs, self._prompt_text)
 
     def tell_prompt(self, entries: list[PromptEntry]) -> None:
         """The prompt's log-probabilities go with the first delta. A worker that took the answer over tells none."""

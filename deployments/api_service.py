@@ -5,7 +5,7 @@ Knows neither routes nor the shapes of responses.
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -18,13 +18,12 @@ from deployments.explain.desk import ExplainDesk, no_others
 from deployments.explain.journeys import Journeys
 from deployments.grammar_checks import check_grammar, grammar_checks
 from deployments.keys import ANYBODY, Caller, KeyRing
+from deployments.prompt_entries import prompt_text
 from deployments.protocol.choices import check_limits
 from deployments.protocol.errors import bad_request, model_not_found
 from deployments.protocol.fields import MAX_PRIORITY, Prompt
-from deployments.protocol.messages import Message
 from deployments.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.protocol.sampling import check_token_ids, sampling_params
-from deployments.protocol.tools import Function
 from deployments.request_log import NO_LOG, RequestLog
 from deployments.tool_calls.chats import ChatForms
 from deployments.tool_calls.first_call import until_first_call
@@ -114,12 +113,10 @@ class ApiService:
         base_id = f"cmpl-{uuid.uuid4().hex}"
         jobs = []
         for index, (prompt, token_ids) in enumerate(zip(request.prompt, prompts, strict=True)):
-            prefix = ""
-            if request.echo:
-                prefix = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
+            echoed = prompt_text(self.tokenizer, prompt) if request.echo else ""
             request_id = base_id if len(prompts) == 1 else f"{base_id}-{index}"
             meter = AnswerMeter(self._metrics, arrival_s, len(token_ids), caller.tenant)
-            jobs.append(self._job(request, request_id, index, token_ids, "prompt", meter, caller, prefix))
+            jobs.append(self._job(request, request_id, index, token_ids, "prompt", meter, caller, echoed))
         return jobs
 
     async def chat_jobs(
@@ -128,9 +125,7 @@ class ApiService:
         self._check(request, 1)
         forced = self.chats.forced_grammar(request)
         await check_grammar(self.grammars, request.grammar if forced is None else (forced, "tool_choice"))
-        token_ids = await self.chat_ids(
-            request.messages, request.offered_functions, template_kwargs=request.template_arguments
-        )
+        token_ids = await self.prompt_ids(request)
         meter = AnswerMeter(self._metrics, arrival_s, len(token_ids), caller.tenant)
         job = self._job(
             request,
@@ -146,22 +141,14 @@ class ApiService:
         )
         return [job]
 
-    async def chat_ids(
-        self,
-        messages: Sequence[Message],
-        functions: Sequence[Function] = (),
-        *,
-        add_generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """The prompt of a conversation with these functions to call."""
-        plain, options = self.chats.prompt(messages, functions)
+    async def prompt_ids(self, chat: ChatRequest, *, add_generation_prompt: bool = True) -> list[int]:
+        """What the model is given of a chat: its messages, functions to call, and variables of the template."""
+        plain, options = self.chats.prompt(chat.messages, chat.offered_functions)
+        options |= chat.template_arguments
         try:
             # Off the loop however short it is: how long a template takes is the template's matter.
             token_ids = await asyncio.to_thread(
-                lambda: self.tokenizer.encode_chat(
-                    plain, add_generation_prompt=add_generation_prompt, **options, **(template_kwargs or {})
-                )
+                lambda: self.tokenizer.encode_chat(plain, add_generation_prompt=add_generation_prompt, **options)
             )
         except ChatTemplateError as error:
             raise bad_request(f"messages: {error}", "messages") from error
@@ -182,13 +169,13 @@ class ApiService:
         prompt_param: str,
         meter: AnswerMeter,
         caller: Caller,
-        prefix: str = "",
+        echoed: str = "",
         *,
         forced_grammar: GrammarSpec | None = None,
         shows_special_tokens: bool = False,
         until: Callable[[], Callable[[str], bool]] | None = None,
     ) -> Job:
-        """Choices are numbered prompt after prompt. `prefix` is text that comes before each answer."""
+        """Choices are numbered prompt after prompt. `echoed` is the prompt's text where it comes before each answer."""
         settings = self.settings
         params = sampling_params(
             request,
@@ -217,7 +204,7 @@ class ApiService:
                 tenant=caller.tenant,
                 cache_salt=request.cache_salt or "",
             ),
-            [Answer(first + sample, self.tokenizer, options, prefix) for sample in range(params.n)],
+            [Answer(first + sample, self.tokenizer, options, echoed) for sample in range(params.n)],
             meter,
             _shorter(request.timeout, settings.request_timeout_s),
             caller,

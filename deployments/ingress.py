@@ -28,6 +28,7 @@ from deployments.metrics_push import PUSH_PERIOD_S, MetricsPusher, log_failure
 from deployments.model_facts import ModelFacts
 from deployments.protocol.errors import unavailable
 from deployments.readiness import ReadyProbe
+from deployments.replica_log import write_to_serves_log
 from deployments.request_log import open_request_log
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
@@ -79,6 +80,7 @@ class Ingress:
     """Ready once a worker is, since limits of requests are the model's."""
 
     async def __init__(self, worker: DeploymentHandle[Any], settings: IngressSettings) -> None:  # type: ignore[misc]
+        write_to_serves_log()
         self._describe = worker.options(method_name="describe", _by_reference=False)
         context = serve.get_replica_context()
         self._metrics = IngressMetrics(settings.model_name, settings.tenants)

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
@@ -14,6 +15,8 @@ from deployments.tenants import TENANT_PATTERN
 MOST_URGENT_PRIORITY = -100
 LEAST_URGENT_PRIORITY = 100
 _KEY_PATTERN = r"^[\x21-\x7e]{1,512}$"
+#: of a field, as nobody writes a key: words of small letters
+_HARMLESS_NAME = re.compile(r"[a-z]{1,12}(_[a-z]{1,12})?")
 
 
 class KeysError(ValueError):
@@ -106,9 +109,12 @@ def _entry(position: int, value: Any) -> _Entry:
         return _Entry.model_validate({"key": value} if isinstance(value, str) else value)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        # A name that is not known could be a key at the wrong place.
-        name = first["loc"][0] if first["loc"] and first["loc"][0] in _Entry.model_fields else "entry"
-        message = "unknown field" if first["type"] == "extra_forbidden" else first["msg"]
+        name = str(first["loc"][0]) if first["loc"] else "entry"
+        message = first["msg"]
+        if first["type"] == "extra_forbidden":
+            # A name that is not known could be a key at the wrong place.
+            name = name if "key" in value and _HARMLESS_NAME.fullmatch(name) else "entry"
+            message = f"unknown field; there are {', '.join(_Entry.model_fields)}"
         raise KeysError(f"entry {position}: {name}: {message}") from None
 
 

@@ -1,5 +1,5 @@
 """What is done to a request's headers in Serve's proxy: those that it reads itself, and cannot, are left out, since it
-would answer 500; and it is written down when the request came.
+would answer 500, and so is an empty id; and it is written down when the request came.
 
 Serve calls `middlewares` in the proxy's process where `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` names it.
 """
@@ -9,10 +9,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.arrival import HEADER, received_now
 
+_REQUEST_ID = b"x-request-id"
 #: read by the proxy before any application is asked
 _NAMES = frozenset(
     {
-        b"x-request-id",
+        _REQUEST_ID,
         b"x-session-id",
         b"x-request-timeout-seconds",
         b"x-request-disconnect-disabled",
@@ -22,8 +23,8 @@ _NAMES = frozenset(
 
 
 class ReadableHeaders:
-    """ASGI middleware: leaves those of these headers out that are not ASCII. The request then gets an id as if it had
-    come without one."""
+    """ASGI middleware: leaves those of these headers out that are not ASCII, and an id that is empty. The request then
+    gets an id as if it had come without one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -36,7 +37,8 @@ class ReadableHeaders:
 
 
 def _is_unreadable(name: bytes, value: bytes) -> bool:
-    return not value.isascii() and name.lower().replace(b"_", b"-") in _NAMES
+    name = name.lower().replace(b"_", b"-")
+    return name in _NAMES and (not value.isascii() or (name == _REQUEST_ID and not value.strip()))
 
 
 class Received:

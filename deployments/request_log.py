@@ -9,11 +9,10 @@ from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
 
 from deployments.answer_meter import EndedRequest
+from deployments.replica_log import SERVE_LOGGER
 
 #: in place of a file: no lines
 OFF = "off"
-#: Serve's own: with it go the replica's log file, its rotation and its format
-_SERVE_LOGGER = "ray.serve"
 
 
 class RequestLog:
@@ -61,7 +60,7 @@ def open_request_log(target: str | None, model: str) -> RequestLog:
     if target == OFF:
         return NO_LOG
     if target is None:
-        return RequestLog(logging.getLogger(_SERVE_LOGGER), model)
+        return RequestLog(logging.getLogger(SERVE_LOGGER), model)
     handler = WatchedFileHandler(target, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.Logger("stallfree.requests", logging.INFO)

@@ -21,6 +21,7 @@ from deployments.frames import Frame
 from deployments.live_options import options_at_start
 from deployments.metrics_push import log_failure
 from deployments.model_facts import ModelFacts
+from deployments.replica_log import write_to_serves_log
 from deployments.router import BLOCK_SIZE_KEY
 from deployments.worker_reporter import WorkerReporter
 from deployments.worker_service import WorkerService
@@ -56,6 +57,7 @@ class WorkerReplica:
     """
 
     async def __init__(self, config: EngineConfig, settings: WorkerSettings) -> None:  # type: ignore[misc]
+        write_to_serves_log()
         context = serve.get_replica_context()
         self._settings = settings
         rank = 0 if context.rank is None else context.rank.rank

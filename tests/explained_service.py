@@ -114,7 +114,7 @@ def run_explained(
             services.append(service)
         workers = Workers(services, num_open=[0] * num_workers)
         journeys = Journeys(workers.life)
-        app = create_api()
+        app = create_api(behind_serve=True)
         app.state.service = ApiService(
             FailoverClient(workers, 5.0, lambda reason: None, journeys),
             Tokenizer(folder),

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.api_client import MAX_MODEL_LEN, answering, stream_events
+from tests.tiny_tokenizers import KINDS
 
 PROMPT = "the cat 😀 sat"
 
@@ -138,3 +139,37 @@ def test_a_special_token_of_the_prompt_takes_no_room_in_the_echoed_text() -> Non
     assert choice["logprobs"]["tokens"][0] == "<s>"
     assert choice["logprobs"]["text_offset"][:2] == [0, 0]
     assert choice["text"] == "the cat"
+
+
+@pytest.mark.parametrize("skip_special_tokens", [None, True, False])
+def test_control_tokens_of_the_prompt_are_echoed_and_take_their_room(skip_special_tokens: bool | None) -> None:
+    prompt = "<|im_start|>user\nhi<|im_end|> yo 😀"
+    api = answering(" sat")
+    scored = {"echo": True, "logprobs": 0, "max_tokens": 0, "skip_special_tokens": skip_special_tokens}
+    of_text = api.complete(prompt=prompt, **scored).json()["choices"][0]
+    of_ids = api.complete(prompt=api.worker.requests[0].prompt_token_ids, **scored).json()["choices"][0]
+    assert of_text == of_ids
+    assert of_text["text"] == prompt
+    logprobs = of_text["logprobs"]
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert "\ufffd" in token or prompt[offset:].startswith(token)
+    assert logprobs["text_offset"][1] == len("<|im_start|>")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prompt", ["the cat sat", "The  <s>CAT</s> sat", "hello 😀 moon", " the"])
+def test_offsets_are_places_in_the_echoed_text_whatever_the_tokenizer(kind: str, prompt: str) -> None:
+    api = answering(" sat", kind)
+    scored = {"echo": True, "logprobs": 0, "max_tokens": 0}
+    for sent in (prompt, None):
+        asked: Any = api.worker.requests[0].prompt_token_ids if sent is None else sent
+        choice = api.complete(prompt=asked, **scored).json()["choices"][0]
+        tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+        assert choice["text"] == (sent or api.tokenizer.decode(asked, skip_special_tokens=False))
+        assert offsets == sorted(offsets)
+        assert 0 <= offsets[0] <= offsets[-1] <= len(choice["text"])
+        if sent is None:
+            continue
+        for token, offset in zip(tokens, offsets, strict=True):
+            is_written = token.strip() in ("<s>", "</s>") and "<s>" in prompt and offset > 0
+            assert not is_written or prompt[offset:].lstrip().startswith(token.strip()), (token, offset)

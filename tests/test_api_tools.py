@@ -224,3 +224,73 @@ def test_the_client_calls_tools_whole_and_streamed() -> None:
     for answer in (chat, streamed):
         (call,) = answer.choices[0].message.tool_calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("clock", {"zone": "Paris"})
+
+
+def nested(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+DEEP_SCHEMA = json.loads('{"items":' * 900 + "true" + "}" * 900)
+CHAT, RESPONSE, MESSAGE = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+DEEP_FUNCTION = {"name": "clock", "parameters": DEEP_SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"chat_template_kwargs": json.loads(nested(129))}, "chat_template_kwargs"),
+        (CHAT, {"chat_template_kwargs": json.loads(nested(500))}, "chat_template_kwargs"),
+        (CHAT, {"chat_template_kwargs": {"a": json.loads("[" * 900 + "]" * 900)}}, "chat_template_kwargs"),
+        (CHAT, {"tools": [{"type": "function", "function": DEEP_FUNCTION}], "tool_choice": "required"}, "tools"),
+        (RESPONSE, {"tools": [{"type": "function", **DEEP_FUNCTION}], "tool_choice": "required"}, "tools"),
+        (
+            MESSAGE,
+            {"tools": [{"name": "clock", "input_schema": DEEP_SCHEMA}], "tool_choice": {"type": "any"}},
+            "tools",
+        ),
+        (CHAT, {"unknown": json.loads(nested(500))}, "unknown"),
+        ("/tokenize", {"chat_template_kwargs": json.loads(nested(500))}, "chat_template_kwargs"),
+    ],
+)
+def test_what_is_nested_too_deeply_is_refused_by_the_fields_name(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    asked = {"input": "when?"} if path == RESPONSE else {"messages": MESSAGES}
+    response = calling().post(path, json={"model": MODEL, "max_tokens": 9, **asked, **fields})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == f"{param}: nested more than 128 levels deep"
+
+
+@pytest.mark.parametrize("parser", ["hermes", "mistral", "llama3_json", "pythonic"])
+def test_values_as_deep_as_is_allowed_get_their_answer(parser: str) -> None:
+    schema = {"properties": {"a": json.loads('{"items":' * 110 + "true" + "}" * 110)}}
+    tools = [{"type": "function", "function": {"name": "clock", "parameters": schema}}]
+    kwargs = json.loads(nested(128)) | {"control": "<|im_start|>"}
+    api = calling(tool_call_parser=parser)
+    for choice in ("auto", "required"):
+        answer = api.chat(chat_template_kwargs=kwargs, tools=tools, tool_choice=choice, messages=MESSAGES)
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("depth", [127, 500, 5000])
+@pytest.mark.parametrize("parser", ["hermes", "mistral", "llama3_json", "pythonic"])
+def test_arguments_of_earlier_calls_may_be_nested_as_they_will(parser: str, depth: int) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": nested(depth)}}
+    earlier = {"role": "assistant", "tool_calls": [call]}
+    api = calling(max_model_len=65536, tool_call_parser=parser)
+    for control in ("", "<|im_start|>"):
+        answer = api.chat(messages=[*MESSAGES, earlier, {"role": "user", "content": control}])
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("parser", ["hermes", "mistral", "llama3_json", "pythonic"])
+def test_an_answer_that_is_nested_deeply_is_an_answer(parser: str) -> None:
+    for text in (
+        '<tool_call>{"name": ' + "[" * 5000,
+        '{"name": ' + "[" * 5000 + "]" * 5000 + ", ",
+        '[TOOL_CALLS][{"name": ' + "[" * 5000 + "]" * 5000 + ", ",
+        "[clock(zone=" + "[" * 5000 + "]" * 5000 + ")]",
+    ):
+        api = calling(text, max_model_len=65536, tool_call_parser=parser)
+        answer = api.chat(tools=TOOLS, max_tokens=30_000)
+        assert answer.status_code == 200, answer.text

@@ -109,6 +109,7 @@ def test_a_refusal_is_told_in_one_line(request_id: str, expected: str, url: str,
     assert capsys.readouterr().err == f"stallfree: error: {expected}\n"
     assert "/explain" in ASKED[0][0]
     assert ASKED[0][0].count("/") == 4
+    assert request_id != "a/b?c" or ASKED[0][0] == "/v1/requests/a%2Fb%3Fc/explain"
 
 
 def test_a_server_that_is_not_there_and_a_wrong_url_are_told_apart(capsys: pytest.CaptureFixture[str]):

@@ -186,3 +186,4 @@ def test_the_client_reads_our_errors() -> None:
             lambda client: client.responses.create(model=MODEL, input="a", previous_response_id="resp_1"),
         )
     assert caught.value.param == "previous_response_id"
+    assert "an earlier response is not supported; none is stored here" in caught.value.message

@@ -157,6 +157,17 @@ def test_only_the_owner_and_admins_may_read_it_and_other_tenants_have_no_names(f
     run_explained(folder, scenario, max_num_batched_tokens=64, keys=KEYS)
 
 
+def test_an_id_of_the_clients_own_may_hold_what_paths_are_made_of(folder: Path):
+    async def scenario(api: ExplainedApi) -> None:
+        answer = await api.complete({"x-request-id": "a/b?x"}, prompt=[7] * 20, max_tokens=1)
+        for path in ("a%2Fb%3Fx", "a/b%3Fx", answer["id"]):
+            assert (await api.explain(path))["id"] == answer["id"]
+        unknown = await api.http.get("/v1/requests/a%2Fc/explain")
+        assert unknown.json()["error"]["code"] == "request_not_found"
+
+    run_explained(folder, scenario)
+
+
 def test_an_unknown_request_is_a_404_that_says_what_is_kept(folder: Path):
     async def scenario(api: ExplainedApi) -> None:
         response = await api.http.get("/v1/requests/cmpl-never/explain")

@@ -5,6 +5,7 @@ import inspect
 import json
 import logging
 import pickle
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,7 @@ WRONG_FOR_BOTH: list[tuple[str, Any]] = [
     ("model", 5),
     ("model", None),
     *(("max_tokens", value) for value in (-5, 1.5, "5", True, [], {})),
+    *(("max_completion_tokens", value) for value in (-1, "5", 1.5, True)),
     *(("temperature", value) for value in (-0.1, 999999, "1", True, float("nan"), float("inf"), [1])),
     *(("top_p", value) for value in (-1, 1.1, "1", float("nan"))),
     *(("top_k", value) for value in (-2, 1.5, "1", 2**40)),
@@ -55,6 +57,7 @@ WRONG_FOR_BOTH: list[tuple[str, Any]] = [
     *(("presence_penalty", value) for value in (-2.1, 2.1, "0")),
     *(("frequency_penalty", value) for value in (-2.1, 2.1)),
     *(("repetition_penalty", value) for value in (0, -1, 11, float("nan"))),
+    *(("logit_bias", value) for value in ([], "")),
     *(("logit_bias", value) for value in (5, "x", [1], {"AI": -100}, {"1": "x"}, {"1": 1e9}, {"-1": 5}, {"1.0": 5})),
     *(("n", value) for value in (0, -1, "1", 1.5, True)),
     *(("best_of", value) for value in (0, "2", True)),
@@ -68,10 +71,11 @@ WRONG_FOR_BOTH: list[tuple[str, Any]] = [
     ("ignore_eos", "yes"),
     ("user", 5),
     ("use_beam_search", "yes"),
-    *(("response_format", value) for value in ({"type": "xml"}, {"type": "json_schema"}, 5, [])),
-    *(("tools", value) for value in (5, "x", [{"type": "function"}])),
-    ("tool_choice", "required"),
-    ("functions", [{}]),
+    *(("response_format", value) for value in ({"type": "xml"}, {"type": "json_schema"}, 5, [], "")),
+    *(("tools", value) for value in (5, "x", "", {}, [{"type": "function"}])),
+    *(("tool_choice", value) for value in ("required", "", [], {})),
+    *(("functions", value) for value in ([{}], "", {})),
+    *(("function_call", value) for value in ("", {}, {"name": "f"})),
     ("suffix", "x"),
     ("chat_template", "{{ messages }}"),
     ("web_search_options", {}),
@@ -95,7 +99,7 @@ WRONG_FOR_CHAT: list[tuple[str, Any]] = [
     *(("messages", value) for value in (None, 5, "x", {}, [])),
     *(("logprobs", value) for value in (1, "true")),
     *(("top_logprobs", value) for value in (-1, 21, "1")),
-    *(("max_completion_tokens", value) for value in (0, -1, "5")),
+    ("max_completion_tokens", 0),
     *(("reasoning_effort", value) for value in (5, "x" * 33)),
     ("max_tokens", 0),
     *(("chat_template_kwargs", value) for value in (5, "x", [], {"messages": []}, {"chat_template": "x"})),
@@ -137,6 +141,9 @@ def test_a_wrong_value_in_a_chat_is_refused_by_the_fields_name(field: str, value
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content"),
         ({"role": "user", "content": ["x"]}, "messages[1].content"),
+        ({"role": "tool", "content": "x"}, "messages[1].tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": None}, "messages[1].tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": 5}, "messages[1].tool_call_id"),
     ],
 )
 def test_a_wrong_message_is_refused_by_its_place(message: Any, param: str) -> None:
@@ -152,6 +159,30 @@ def test_a_wrong_tool_choice_is_told_what_it_may_be(choice: Any) -> None:
         chat(tool_choice=choice)
     assert caught.value.param == "tool_choice"
     assert caught.value.message.startswith("tool_choice: must be 'none', 'auto', 'required', or an object")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop": 5}, "stop: must be a string or a list of strings"),
+        ({"stop": {}}, "stop: must be a string or a list of strings"),
+        ({"functions": [{}]}, "functions: calling functions by this field is not supported; use tools instead"),
+        ({"bad_words": ["a"]}, "bad_words: a list of forbidden words is not supported; use logit_bias instead"),
+        ({"response_format": ""}, "response_format: must be an object"),
+        ({"logit_bias": []}, "logit_bias: must be an object"),
+        ({"stream_options": 5}, "stream_options: must be an object"),
+        ({"web_search_options": {}}, "web_search_options: searching the web is not supported"),
+        (
+            {"stop": "a", "use_beam_search": True},
+            "stop: together with use_beam_search it is not supported",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_whole_sentences(fields: dict[str, Any], message: str) -> None:
+    for ask in (chat, completion):
+        with pytest.raises(ApiError) as caught:
+            ask(**fields)
+        assert caught.value.message == message
 
 
 def test_a_choice_among_allowed_tools_is_refused_by_name() -> None:
@@ -200,9 +231,8 @@ def test_null_means_the_default(field: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("response_format", {}),
         ("logit_bias", {}),
-        ("logit_bias", []),
-        ("logit_bias", ""),
         ("stop", ""),
         ("stop", []),
         ("stop_token_ids", []),
@@ -266,8 +296,14 @@ def test_known_fields_log_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-def test_max_completion_tokens_wins() -> None:
-    assert params(chat(max_completion_tokens=3)).max_tokens == 3
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_max_completion_tokens_wins(ask: Callable[..., GenerationRequest]) -> None:
+    assert params(ask(max_completion_tokens=3)).max_tokens == 3
+    assert params(ask(max_completion_tokens=3, max_tokens=5)).max_tokens == 3
+    with pytest.raises(ApiError) as caught:
+        params(ask(max_completion_tokens=91, max_tokens=5))
+    assert caught.value.param == "max_completion_tokens"
+    assert params(completion(max_completion_tokens=0, max_tokens=5)).max_tokens == 0
     assert params(chat(max_completion_tokens=3, max_tokens=7)).max_tokens == 3
     assert params(chat(max_completion_tokens=None, max_tokens=7)).max_tokens == 7
 

@@ -40,14 +40,15 @@ def test_under_serve_a_clients_id_comes_back_once(given: str) -> None:
     assert refused.json()["request_id"] == given
 
 
-@pytest.mark.parametrize("given", [b"\xe9\xff", "é😀".encode()])
-def test_an_id_that_the_proxy_cannot_read_never_reaches_it(given: bytes) -> None:
+@pytest.mark.parametrize("given", [b"\xe9\xff", "é😀".encode(), b"", b"  "])
+def test_an_id_that_is_empty_or_that_the_proxy_cannot_read_never_reaches_it(given: bytes) -> None:
     api = behind_serve()
     for middleware in reversed(middlewares()):
         api.app = middleware.cls(api.app)  # type: ignore[assignment]
     refused = api.post("/v1/messages", json=MESSAGE | {"model": "other"}, headers={"x-request-id": given})
     (request_id,) = ids_of(refused)
     assert request_id.isascii()
+    assert request_id.strip()
     assert refused.json()["request_id"] == request_id
     assert ids_of(api.get("/health", headers={"x-request-id": "plain"})) == ["plain"]
 

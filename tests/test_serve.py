@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
 from ray import serve
+from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.handle import DeploymentHandle
 
 from deployments.app import WORKER_NAME, build_with_engine
@@ -110,6 +112,26 @@ def test_it_is_ready_and_names_its_model(cluster: Cluster):
     assert httpx.get(f"{cluster.url}/health").status_code == 200
     models = httpx.get(f"{cluster.url}/v1/models").json()
     assert [model["id"] for model in models["data"]] == ["tiny"]
+
+
+def test_unknown_fields_are_a_warning_in_the_replicas_log_at_once(cluster: Cluster):
+    asked = body([1, 2], 2, stream=False) | {"flavour_4711": 1}
+    assert httpx.post(f"{cluster.url}/v1/completions", json=asked, timeout=60).status_code == 200
+    logs = Path(get_serve_logs_dir()).glob("replica_*.log")
+    lines = [line for log in logs for line in log.read_text().splitlines()]
+    (line,) = [line for line in lines if "flavour_4711" in line]
+    assert line.startswith("WARNING ")
+
+
+def test_ids_of_clients_come_through_the_proxy(cluster: Cluster):
+    asked = body([1, 2], 2, stream=False)
+    for given in ("a/b?x", ""):
+        headers = {"x-request-id": given}
+        answer = httpx.post(f"{cluster.url}/v1/completions", json=asked, headers=headers, timeout=60)
+        (found,) = answer.headers.get_list("x-request-id")
+        assert found == given or (not given and found)
+        explained = httpx.get(f"{cluster.url}/v1/requests/{quote(found, safe='')}/explain", timeout=60)
+        assert explained.json()["id"] == answer.json()["id"]
 
 
 @pytest.mark.parametrize("num_chars", [4_100_000, 1_500_000])

@@ -63,8 +63,8 @@ def _add_requests(group: Any) -> None:
 def _add_access(group: Any) -> None:
     add = group.add_argument
     add("--api-key-file", metavar="FILE", help="JSON or YAML list of keys, each {key, tenant, admin, weight, "
-        "max_priority}; every route but /health and /ready then wants one (default: STALLFREE_API_KEYS, the same "
-        "list; else none)")  # fmt: skip
+        "max_priority}; every route but /health, /ready and /dashboard then wants one (default: STALLFREE_API_KEYS, "
+        "the same list; else none)")  # fmt: skip
     add("--cors-origin", metavar="ORIGINS", help="origins whose web pages may ask, separated by commas; * for all "
         "(default: none)")  # fmt: skip
 

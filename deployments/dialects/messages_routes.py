@@ -42,5 +42,5 @@ async def count_tokens(request: Request) -> Response:
     service = service_of(request)
     body = await read_request(request, CountTokensRequest, service.settings.max_body_bytes)
     service.check_model(body.model)
-    token_ids = await service.chat_ids(body.chat.messages, body.chat.offered_functions)
+    token_ids = await service.prompt_ids(body.chat)
     return JSONResponse({"input_tokens": len(token_ids)})

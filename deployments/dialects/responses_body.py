@@ -16,7 +16,7 @@ from deployments.protocol.requests import ChatRequest
 from deployments.protocol.tools import MAX_TOOLS
 
 _REFUSED: Refusals = {
-    "previous_response_id": ((None,), "an earlier response: this server stores none, so send its items again; it"),
+    "previous_response_id": ((None,), "an earlier response; none is stored here, so send its items again"),
     "conversation": ((None,), "a stored conversation"),
     "background": ((None, False), "answering in the background"),
     "prompt": ((None,), "a stored prompt"),

@@ -26,7 +26,7 @@ async def tokenize(request: Request) -> Response:
     service.check_model(body.model)
     if body.messages is not None:
         add_generation_prompt = body.add_generation_prompt is not False
-        token_ids = await service.chat_ids(body.messages, add_generation_prompt=add_generation_prompt)
+        token_ids = await service.prompt_ids(body.chat, add_generation_prompt=add_generation_prompt)
     else:
         prompt = body.prompt or ""
         add_special_tokens = body.add_special_tokens is not False

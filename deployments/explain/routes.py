@@ -33,11 +33,11 @@ class Explanation(BaseModel):
 
 
 @router.get(
-    "/v1/requests/{request_id}/explain",
+    "/v1/requests/{request_id:path}/explain",
     **describe(None, Explanation, also={404: "No such request is known, or it is another's"}),
 )
 async def explain(request: Request, request_id: str) -> Response:
-    """`request_id`: of an answer's body, or of its `x-request-id`."""
+    """`request_id`: of an answer's body, or of its `x-request-id`, which is the client's own and may hold slashes."""
     service = service_of(request)
     settings = service.settings
     caller = caller_of(request, settings)

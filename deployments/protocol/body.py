@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, Self, TypeVar
@@ -10,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from deployments.disconnects import ClientGoneError
 from deployments.protocol.errors import ApiError, bad_request
+from deployments.protocol.nesting import MAX_NESTING, is_too_deep
 
 
 class Parsable(Protocol):
@@ -23,7 +25,7 @@ RequestT = TypeVar("RequestT", bound=Parsable)
 
 #: parsing more than this takes longer than other requests should wait
 _PARSE_ON_LOOP_BYTES = 64 * 1024
-#: larger numbers are more than a double holds, and soon more than Python turns into text and back
+#: longer integers are more than a double holds, and soon more than Python turns into text and back
 _MOST_DIGITS = 308
 _TOO_LARGE = 10**_MOST_DIGITS
 #: what every number has that could be one of them
@@ -75,7 +77,18 @@ def _parse(body: bytes) -> dict[str, Any]:
         raise bad_request(f"the body is not valid JSON{where}") from error
     if not isinstance(value, dict):
         raise bad_request("the body must be a JSON object")
+    # Hardly any body has so many brackets at all, nested or not.
+    if body.count(b"[") + body.count(b"{") > MAX_NESTING:
+        _check_nesting(value)
     return value
+
+
+def _check_nesting(body: Mapping[str, Any]) -> None:
+    """Raises ApiError that names the field whose value is nested too deeply."""
+    for name, value in body.items():
+        if is_too_deep(value):
+            name = name[:_MOST_PLACE_CHARS]
+            raise bad_request(f"{name or 'body'}: nested more than {MAX_NESTING} levels deep", name or None)
 
 
 def _loads_long_numbers(text: str) -> Any:
@@ -83,10 +96,10 @@ def _loads_long_numbers(text: str) -> Any:
     value = json.loads(
         text, parse_int=lambda digits: int(digits[: _MOST_DIGITS + 2]), parse_constant=_refuse_constant
     )
-    place = _place_of_large(value)
-    if place is not None:
-        place = place[:_MOST_PLACE_CHARS]
-        raise bad_request(f"{place or 'body'}: the number has more than {_MOST_DIGITS} digits", place or None)
+    found = _place_of_large(value)
+    if found is not None:
+        place, what = found[0][:_MOST_PLACE_CHARS], found[1]
+        raise bad_request(f"{place or 'body'}: {what}", place or None)
     return value
 
 
@@ -94,10 +107,12 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _place_of_large(value: Any, place: str = "") -> str | None:
-    """As error messages name places: `messages[0].content`."""
-    if isinstance(value, int | float):
-        return place if abs(value) >= _TOO_LARGE else None
+def _place_of_large(value: Any, place: str = "") -> tuple[str, str] | None:
+    """As error messages name places, `messages[0].content`; and what is wrong there."""
+    if isinstance(value, int):
+        return (place, f"the number has more than {_MOST_DIGITS} digits") if abs(value) >= _TOO_LARGE else None
+    if isinstance(value, float):
+        return (place, "the number is larger than a double can be") if math.isinf(value) else None
     items: Iterable[tuple[str, Any]] = ()
     if isinstance(value, dict):
         items = ((f"{place}.{key}" if place else key, item) for key, item in value.items())

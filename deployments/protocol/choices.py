@@ -56,8 +56,9 @@ def check_choices(request: "GenerationRequest") -> None:
         # `0 == False`, but logprobs 0 asks for log-probabilities
         if not any(value == allowed and isinstance(value, bool) == isinstance(allowed, bool) for allowed in neutral):
             raise not_supported(name, "together with use_beam_search it")
-    if request.max_tokens == 0:
-        raise bad_request("max_tokens: must be at least 1 together with use_beam_search", "max_tokens")
+    if request.token_limit == 0:
+        field = request.max_tokens_field
+        raise bad_request(f"{field}: must be at least 1 together with use_beam_search", field)
     least = max(n, request.best_of or 1)
     if request.beam_width is not None and request.beam_width < least:
         raise bad_request(f"beam_width: must be at least n and best_of, here {least}", "beam_width")

@@ -9,6 +9,9 @@ from pydantic import ValidationError
 #: what an error text says after a validator's own message starts with these words
 _VALIDATOR_PREFIX = "Value error, "
 
+#: in place of a validator's words that name what is only known here
+_PLAIN_WORDS = {"model_type": "must be an object", "dict_type": "must be an object"}
+
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 #: where nothing tells how long it will take
 RETRY_AFTER_S = 1
@@ -66,7 +69,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def not_supported(param: str, what: str) -> ApiError:
-    return ApiError(400, f"{param}: {what} is not supported", param=param, code="unsupported_parameter")
+    """`what` may end with a hint after a semicolon, such as "functions; use tools instead"."""
+    what, semicolon, hint = what.partition(";")
+    message = f"{param}: {what} is not supported{semicolon}{hint}"
+    return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
 def model_not_found(served_model_name: str) -> ApiError:
@@ -124,7 +130,7 @@ def from_validation(error: ValidationError, body: Mapping[str, Any]) -> ApiError
     """The first thing wrong with a body, by the name of its field."""
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
     param = _param(first["loc"], body, is_missing=first["type"] == "missing")
-    message = first["msg"].removeprefix(_VALIDATOR_PREFIX)
+    message = _PLAIN_WORDS.get(first["type"]) or first["msg"].removeprefix(_VALIDATOR_PREFIX)
     return bad_request(f"{param or 'body'}: {message}", param or None)
 
 

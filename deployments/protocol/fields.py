@@ -31,15 +31,15 @@ def _stop_list(value: Any) -> Any:
     """Clients send an empty string for no stop string."""
     if isinstance(value, str):
         return [value] if value else None
+    if value is not None and not isinstance(value, list):
+        raise ValueError("must be a string or a list of strings")
     if isinstance(value, list) and any(string == "" for string in value):
         raise ValueError("a stop string must not be empty")
     return value
 
 
 def _logit_bias(value: Any) -> Any:
-    """JSON keys are strings; here they become token ids. Some clients send [] or "" for an empty object."""
-    if value in ([], ""):
-        return None
+    """JSON keys are strings; here they become token ids."""
     if not isinstance(value, dict):
         return value
     if any(not (isinstance(key, str) and re.fullmatch(r"[0-9]{1,9}", key)) for key in value):

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
 
 from deployments.protocol.tools import ToolCalls
 
@@ -28,6 +29,13 @@ def _content(value: Any, info: ValidationInfo) -> Any:
     return "".join(texts)
 
 
+def _tool_call_id(value: Any, info: ValidationInfo) -> Any:
+    """Whose call it is that a tool answers."""
+    if value is None and info.data.get("role") == "tool":
+        raise PydanticCustomError("missing", "needed in a message of the role 'tool'")
+    return value
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -38,11 +46,11 @@ class TextPart(_Part):
 
 
 class Message(_Part):
-    role: Role  # before `content`, whose check looks at it
+    role: Role  # before the fields whose checks look at it
     content: Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[TextPart] | None)]
     name: str | None = None
     tool_calls: ToolCalls | None = None
-    tool_call_id: str | None = None
+    tool_call_id: Annotated[str | None, BeforeValidator(_tool_call_id), Field(validate_default=True)] = None
     reasoning_content: str | None = None
 
     @model_validator(mode="before")

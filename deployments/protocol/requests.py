@@ -38,10 +38,11 @@ class StreamOptions(_Body):
 
 
 class GenerationRequest(_Body, AnswerForm):
-    """The fields that both kinds of request share."""
+    """The fields that both kinds of request share. Of the two limits `max_completion_tokens` wins."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
@@ -110,11 +111,11 @@ class GenerationRequest(_Body, AnswerForm):
     @property
     def max_tokens_field(self) -> str:
         """The name under which the limit was given."""
-        return "max_tokens"
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def token_limit(self) -> int | None:
-        return self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def num_logprobs(self) -> int | None:
@@ -132,9 +133,10 @@ class GenerationRequest(_Body, AnswerForm):
 
 
 class CompletionRequest(GenerationRequest):
-    """`max_tokens` 0 computes the prompt alone: with `echo` and `logprobs`, or `prompt_logprobs`, it is scored."""
+    """A limit of 0 computes the prompt alone: with `echo` and `logprobs`, or `prompt_logprobs`, it is scored."""
 
     max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     prompt: Prompts
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -154,15 +156,12 @@ class CompletionRequest(GenerationRequest):
 
 
 class ChatRequest(GenerationRequest):
-    """Of the two limits `max_completion_tokens` wins."""
-
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     tools: Tools = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateArguments = None
     reasoning_effort: Annotated[str, Field(max_length=MAX_EFFORT_CHARS)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -191,28 +190,20 @@ class ChatRequest(GenerationRequest):
         return self.offered_functions if self.tool_choice == "required" else []
 
     @property
-    def max_tokens_field(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    @property
-    def token_limit(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 #: For chats alone.
 _REFUSED_FOR_PROMPTS: Refusals = {
-    "tools": ((None, [], {}, ""), "calling tools"),
-    "tool_choice": ((None, "", "none", "auto"), "calling tools"),
+    "tools": ((None, []), "calling tools"),
+    "tool_choice": ((None, "none", "auto"), "calling tools"),
 }
 #: Fields that would change the answer and are not there yet: the values that ask for nothing, and what is refused.
 _REFUSED: Refusals = {
     "suffix": ((None, ""), "text after the completion"),
-    "functions": ((None, [], {}, ""), "functions; use tools instead: it"),
-    "function_call": ((None, "", "none", "auto"), "functions; use tool_choice instead: it"),
+    "functions": ((None, []), "calling functions by this field; use tools instead"),
+    "function_call": ((None, "none", "auto"), "forcing a call by this field; use tool_choice instead"),
     "chat_template": ((None,), "a chat template of the request's own"),
     "modalities": ((None, [], ["text"]), "output other than text"),
     "audio": ((None,), "output other than text"),
@@ -222,8 +213,8 @@ _REFUSED: Refusals = {
     "continue_final_message": ((None, False), "continuing the last message"),
     "documents": ((None, []), "documents beside the messages"),
     "truncate_prompt_tokens": ((None,), "cutting a prompt"),
-    "allowed_token_ids": ((None, []), "a list of allowed tokens; use structured_outputs instead: it"),
-    "bad_words": ((None, []), "a list of forbidden words; use logit_bias instead: it"),
+    "allowed_token_ids": ((None, []), "a list of allowed tokens; use structured_outputs instead"),
+    "bad_words": ((None, []), "a list of forbidden words; use logit_bias instead"),
     "logits_processors": ((None, []), "code in requests"),
     "prompt_embeds": ((None,), "a prompt of embeddings"),
 }

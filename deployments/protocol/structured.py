@@ -63,8 +63,8 @@ class StructuredOutputs(_Part):
 
 
 def _none_if_empty(value: Any) -> Any:
-    """Clients send these for no format at all."""
-    return None if value in ({}, "") else value
+    """Clients send an empty object for no format at all."""
+    return None if value == {} else value
 
 
 class AnswerForm(_Part):

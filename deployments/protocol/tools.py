@@ -64,15 +64,15 @@ class ToolCall(_Part):
 
 
 def _none_if_empty(value: Any) -> Any:
-    """Clients send these for no tools at all."""
-    return None if value in ([], {}, "") else value
+    """Clients send an empty list for no tools at all."""
+    return None if value == [] else value
 
 
 def _choice(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     if isinstance(value, dict) and value.get("type") == "allowed_tools":
         raise not_supported("tool_choice", "the form 'allowed_tools'")
     try:
-        return validate(_none_if_empty(value))
+        return validate(value)
     except ValidationError:
         raise ValueError("must be 'none', 'auto', 'required', or an object that names a function") from None
 

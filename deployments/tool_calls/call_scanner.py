@@ -1,6 +1,6 @@
 """`CallScanner`: one call written as a JSON object, read while it arrives. Knows JSON, no format around it."""
 
-import json
+from deployments.protocol.nesting import json_in_text
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 #: what a call may hold; an object that begins otherwise is no call
@@ -127,7 +127,7 @@ class CallScanner:
 def _parsed(text: str) -> str | None:
     """The string that this JSON text is; None if it is none."""
     try:
-        value = json.loads(text)
+        value = json_in_text(text)
     except ValueError:
         return None
     return value if isinstance(value, str) else None

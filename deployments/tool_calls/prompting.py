@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.protocol.messages import Message
+from deployments.protocol.nesting import json_in_text
 from deployments.protocol.tools import Function
 from deployments.tool_calls.pieces import ToolCallFormat
 
@@ -58,7 +59,7 @@ def _introduction(functions: Sequence[Function], call_format: ToolCallFormat) ->
 def _parsed(arguments: str) -> Any:
     """An object where it is JSON, the text itself where a model had written something else."""
     try:
-        value = json.loads(arguments or "{}")
+        value = json_in_text(arguments or "{}")
     except ValueError:
         return arguments
     return value if isinstance(value, dict) else arguments

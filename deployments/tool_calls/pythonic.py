@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from deployments.protocol.nesting import json_in_text
 from deployments.protocol.tools import Function
 from deployments.tool_calls.call_schemas import moved, parameters_of
 from deployments.tool_calls.pieces import CallArguments, CallBegin, Content, Piece, ToolCallParser
@@ -35,7 +36,7 @@ class PythonicFormat:
 
     def written(self, name: str, arguments: str) -> str:
         try:
-            fields = ", ".join(f"{key}={value!r}" for key, value in json.loads(arguments).items())
+            fields = ", ".join(f"{key}={value!r}" for key, value in json_in_text(arguments).items())
         except (ValueError, AttributeError):
             fields = arguments  # not an object: what a model once wrote, shown as it is
         return f"[{_python_name(name)}({fields})]"

@@ -7,6 +7,7 @@ encode at once (the wrapper in Transformers changes its own on each call). Knows
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ from worker.text.detokenizer import Detokenizer
 
 class TokenizerError(ValueError):
     """The model's folder holds no tokenizer that can be used here."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPlace:
+    """`start` counts characters of the text; it means nothing where the tokenizer added the token by itself."""
+
+    start: int
+    is_added: bool
 
 
 class Tokenizer:
@@ -79,6 +88,12 @@ class Tokenizer:
     def encode_piece(self, text: str) -> list[int]:
         """Ids of a text by itself, without the special tokens that begin or end a prompt."""
         return encode_text(self._backend, text, add_special_tokens=False)
+
+    def placed(self, text: str) -> list[TokenPlace]:
+        """Where each token that `encode` makes of a text came from."""
+        encoding = self._backend.encode_batch([text], add_special_tokens=True)[0]
+        added = encoding.special_tokens_mask
+        return [TokenPlace(start, bool(is_added)) for (start, _), is_added in zip(encoding.offsets, added, strict=True)]
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **template_options: Any
