@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen2Config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.fused_models import CONFIGURATIONS, SIZES, Stepper, logits_in_one_go, random_prompt, rope, saved
 from tests.tiny_models import load_reference
 from worker.attention import CpuNativeBackend, TorchSdpaBackend
 from worker.fused.family import decoder_shape, unfused_reason
 from worker.fused.native_decoder import NativeDecoder, not_native_reason
+from worker.fused.rotary import NUM_FIRST_POSITIONS, RotaryTable
 from worker.fused.torch_decoder import TorchDecoder
 from worker.weights import WeightsError
 
@@ -181,3 +183,27 @@ def test_a_token_without_an_embedding_never_reaches_the_kernels(tmp_path: Path) 
     stepper = Stepper(decoder, CpuNativeBackend, [[config.vocab_size]])
     with pytest.raises(AssertionError, match="no embedding"):
         stepper.step({0: 1})
+
+
+def test_a_rotary_table_that_grew_keeps_its_lines_and_holds_what_transformers_computes() -> None:
+    config = CONFIGURATIONS["llama_3"]
+    table = RotaryTable(config)
+    first = table.cosine
+    table.reach(3 * NUM_FIRST_POSITIONS + 1)
+    assert len(table.cosine) == len(table.sine) == 4 * NUM_FIRST_POSITIONS
+    assert torch.equal(table.cosine[: len(first)], first)
+    positions = torch.tensor([[0, 1, NUM_FIRST_POSITIONS, 3 * NUM_FIRST_POSITIONS]])
+    cosine, sine = LlamaRotaryEmbedding(config)(torch.zeros(1), positions)
+    half = table.cosine.shape[1]
+    assert torch.allclose(table.cosine[positions[0]], cosine[0, :, :half], atol=1e-6)
+    assert torch.allclose(table.sine[positions[0]], sine[0, :, :half], atol=1e-6)
+
+
+def test_a_position_beyond_the_table_never_reaches_the_kernels(tmp_path: Path) -> None:
+    config = CONFIGURATIONS["llama_3"]
+    decoder = NativeDecoder(saved(tmp_path, config), config, torch.float32)
+    stepper = Stepper(decoder, CpuNativeBackend, [[3, 4]])
+    stepper.step({0: 1})
+    token, beyond, row = (torch.tensor([number]) for number in (4, NUM_FIRST_POSITIONS, 0))
+    with pytest.raises(AssertionError, match="no angle"):
+        decoder.forward(token, beyond, row, stepper._runner._backend)

@@ -101,3 +101,36 @@ def test_a_draw_does_not_depend_on_the_rows_beside_it() -> None:
     sampler = Sampler(VOCAB_SIZE, (), "cpu")
     alone = [sampler.sample(logits, [row])[0].token_id for row in rows]
     assert [token.token_id for token in sampler.sample(logits, rows[::-1])][::-1] == alone
+
+
+#: about the lengths that the kernel looks at together, and of a whole vocabulary
+@pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 255, 256, 257, 512, 519, VOCAB_SIZE])
+def test_the_best_token_is_the_lowest_of_the_greatest_wherever_it_lies(vocab_size: int) -> None:
+    candidates = kernel_candidates()
+    draw = random.Random(vocab_size)
+    # More columns than tokens, as where the head is padded: they are greater, and nobody's.
+    padded = torch.full((40, vocab_size + 9), 99.0)
+    logits = padded[:, :vocab_size]
+    # Few values, so that most rows have several best ones; zeros of both signs are equal.
+    logits.copy_(torch.randint(-2, 2, logits.shape, generator=torch.Generator().manual_seed(3)).float().neg_())
+    expected = []
+    for row in range(len(logits)):
+        first, second = sorted(draw.randrange(vocab_size) for _ in range(2))
+        if row % 3 == 1:
+            logits[row, first] = logits[row, second] = 7.0
+        elif row % 3 == 2:
+            logits[row, second] = torch.inf
+        expected.append(logits[row].tolist().index(max(logits[row].tolist())))
+    places = [*range(len(logits)), 3, 1]
+    assert candidates.best(logits, places, -1).tolist() == [expected[place] for place in places]
+
+
+def test_one_nan_anywhere_leaves_a_row_without_a_best_token_and_its_neighbours_with_theirs() -> None:
+    for column in (0, 17, 300, VOCAB_SIZE // 256 * 256, VOCAB_SIZE - 1):
+        logits = logits_of(3, 3.0, column)
+        expected = logits.argmax(dim=-1).tolist()
+        logits[1, column] = torch.nan
+        logits[2, column] = -torch.inf
+        assert kernel_candidates().best(logits, [0, 1, 2], -1).tolist() == [expected[0], -1, expected[2]]
+    nothing = torch.full((1, VOCAB_SIZE), -torch.inf)
+    assert kernel_candidates().best(nothing, [0], -1).tolist() == [-1]

@@ -1,4 +1,4 @@
-"""Draws tokens from the few of each row that can still be chosen, found by our CPU kernels in one pass.
+"""Draws tokens from the few of each row that can still be chosen, found by our CPU kernels in one pass; or the best.
 
 Gives the token that the whole row would give: the same survivors and the same noise. A row for which the few do not
 suffice is left to the caller. Knows rows of scores, not requests.
@@ -12,7 +12,7 @@ import torch
 from worker import noise
 from worker.native.build import NativeUnavailableError, ensure_kernels
 from worker.native.kernels import Kernels
-from worker.native.structures import Selection
+from worker.native.structures import BestTokens, Selection
 from worker.survivors import survivor_mask
 from worker.types import SamplingParams
 
@@ -51,6 +51,20 @@ class Candidates:
         self._kernels = kernels
         self._ids = torch.empty((0, CAPACITY), dtype=torch.int64)
         self._scores = torch.empty((0, CAPACITY))
+
+    def best(self, logits: torch.Tensor, places: list[int], no_token: int) -> torch.Tensor:
+        """int64 [len(places)]: the lowest token of the greatest of float32 `logits` [rows, vocabulary] in those rows.
+
+        `no_token` where a row holds NaN, or nothing above minus infinity.
+        """
+        assert logits.dtype == torch.float32
+        assert logits.stride(1) == 1
+        assert 0 <= min(places) <= max(places) < len(logits)
+        rows, chosen = torch.tensor(places), torch.empty(len(places), dtype=torch.int64)
+        pointers = (logits.data_ptr(), rows.data_ptr(), chosen.data_ptr())
+        best = BestTokens(*pointers, len(places), logits.stride(0), logits.shape[1], no_token)
+        self._kernels.best_tokens(best, torch.get_num_threads())
+        return chosen
 
     def draw(self, rows: list[CandidateRow]) -> tuple[torch.Tensor, list[int]]:
         """(int64 token ids [rows], places in `rows` that are undecided: their ids mean nothing)."""

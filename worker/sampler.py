@@ -76,12 +76,12 @@ class Sampler:
             return []
         logits = logits[:, : self._vocab_size]
         scored = [place for place, row in enumerate(rows) if not _is_plain_argmax(row)]
-        if len(scored) < len(rows):
-            values, best = logits.max(dim=-1)
-            best.masked_fill_(has_no_best(values), NO_TOKEN)
-            chosen = best[self._index([row.logits_row for row in rows])]
+        if not scored:
+            chosen = self._best(logits, rows)
         else:
             chosen = torch.empty(len(rows), dtype=torch.int64, device=self._device)
+            if plain := sorted(set(range(len(rows))).difference(scored)):
+                chosen[self._index(plain)] = self._best(logits, [rows[place] for place in plain])
         if self._candidates is not None:
             scored = self._draw_from_few(logits, rows, scored, chosen)
         if scored:
@@ -89,6 +89,14 @@ class Sampler:
         sampled = [SampledToken(token_id, None) for token_id in chosen.tolist()]
         self._fill_logprobs(logits, rows, sampled)
         return sampled
+
+    def _best(self, logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
+        """int64 [rows]: where their logits are greatest."""
+        places = [row.logits_row for row in rows]
+        if self._candidates is not None:
+            return self._candidates.best(logits, places, NO_TOKEN)
+        values, best = logits.max(dim=-1)
+        return best.masked_fill_(has_no_best(values), NO_TOKEN)[self._index(places)]
 
     def _draw_from_few(
         self, logits: torch.Tensor, rows: list[SampleRow], scored: list[int], chosen: torch.Tensor

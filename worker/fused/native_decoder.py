@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 from transformers import PretrainedConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from kv_cache.huge_pages import advise_huge_pages
 from kv_cache.tensor_pool import TensorPool
 from worker.attention.cpu_native import CpuNativeBackend
 from worker.fused.checkpoint import Checkpoint, LinearWeights
 from worker.fused.family import DecoderShape, decoder_shape, unfused_reason
+from worker.fused.rotary import RotaryTable
 from worker.fused.weight_memory import WeightMemory
 from worker.model import ModelShape, shape_from_config
 from worker.native import structures
@@ -48,9 +48,7 @@ class NativeDecoder:
         self.shape: ModelShape = shape_from_config(config)
         self._sizes = sizes = decoder_shape(config)
         self.vocab_size = sizes.vocab_size
-        rotary = LlamaRotaryEmbedding(config)
-        self._inverse_frequencies = rotary.inv_freq.float()
-        self._rotary_scaling = rotary.attention_scaling
+        self._rotary = RotaryTable(config)
         self._weights = WeightMemory()
         checkpoint = Checkpoint(folder, sizes, dtype, interleave)
         self._layers = (structures.Layer * sizes.num_layers)()
@@ -94,7 +92,6 @@ class NativeDecoder:
         if backend.pool is not self._pool:
             self._bind(backend.pool)
         num_tokens, num_logit_rows, num_threads = len(input_ids), len(logit_rows), torch.get_num_threads()
-        assert 0 <= int(input_ids.min()) <= int(input_ids.max()) < self.vocab_size, "a token id has no embedding"
         scratch_floats = num_threads * backend.kernels.scratch_floats(
             self._sizes.num_heads, self._sizes.num_kv_heads, self._sizes.head_size
         )
@@ -103,15 +100,14 @@ class NativeDecoder:
             memory = self._memory = _WorkingMemory(
                 self._sizes, self.dtype, num_tokens, num_logit_rows, scratch_floats, memory
             )
-        angles = positions.float()[:, None] * self._inverse_frequencies
-        cosine, sine = angles.cos(), angles.sin()
-        if self._rotary_scaling != 1.0:
-            cosine, sine = cosine * self._rotary_scaling, sine * self._rotary_scaling
+        rotary = self._rotary
+        rotary.reach(max(batch.row_context_lens))
         step = structures.Step(
             input_ids.data_ptr(),
+            positions.data_ptr(),
             batch.slot_mapping.data_ptr(),
-            cosine.data_ptr(),
-            sine.data_ptr(),
+            rotary.cosine.data_ptr(),
+            rotary.sine.data_ptr(),
             batch.block_tables.data_ptr(),
             batch.query_start_locs.data_ptr(),
             batch.context_lens.data_ptr(),
@@ -120,9 +116,11 @@ class NativeDecoder:
             len(batch.query_lens),
             batch.block_tables.shape[1],
             num_logit_rows,
+            len(rotary.cosine),
         )
         self._kernels, self._num_tokens = backend.kernels, num_tokens
-        self._kernels.decoder_step(self.dtype, self._decoder, step, memory.buffers, num_threads)
+        is_done = self._kernels.decoder_step(self.dtype, self._decoder, step, memory.buffers, num_threads)
+        assert is_done, "a token id has no embedding, or a position no angle"
         return memory.logits[:num_logit_rows]
 
     @torch.inference_mode()

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch.nn.functional import linear, rms_norm, silu
 from transformers import PretrainedConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from worker.attention.backend import AttentionBackend
 from worker.fused.checkpoint import Checkpoint, LayerWeights, LinearWeights
 from worker.fused.family import decoder_shape, unfused_reason
+from worker.fused.rotary import RotaryTable
 from worker.model import ModelShape, shape_from_config
 
 #: number of rows that oneDNN lays the weights out for: few, since small steps are the ones that wait for weights
@@ -31,9 +31,7 @@ class TorchDecoder:
         self.shape: ModelShape = shape_from_config(config)
         self._sizes = sizes = decoder_shape(config)
         self.vocab_size = sizes.vocab_size
-        rotary = LlamaRotaryEmbedding(config)
-        self._inverse_frequencies = rotary.inv_freq.float()
-        self._rotary_scaling = rotary.attention_scaling
+        self._rotary = RotaryTable(config)
         checkpoint = Checkpoint(folder, sizes, dtype, lambda gate, up: torch.cat([gate, up]))
         self._layers = [_Layer.of(checkpoint.layer(index)) for index in range(sizes.num_layers)]
         self._embedding = checkpoint.embedding()
@@ -46,9 +44,9 @@ class TorchDecoder:
         self, input_ids: torch.Tensor, positions: torch.Tensor, logit_rows: torch.Tensor, backend: AttentionBackend
     ) -> torch.Tensor:
         """input_ids [T], positions [T], logit_rows [R] (indices into T) → float32 logits [R, vocabulary]."""
-        angles = positions.float()[:, None] * self._inverse_frequencies
-        cosine = (angles.cos() * self._rotary_scaling).to(self.dtype)[:, None]
-        sine = (angles.sin() * self._rotary_scaling).to(self.dtype)[:, None]
+        self._rotary.reach(int(positions.max()) + 1)
+        cosine = self._rotary.cosine[positions].to(self.dtype)[:, None]
+        sine = self._rotary.sine[positions].to(self.dtype)[:, None]
         residual = self._embedding[input_ids]
         for index, layer in enumerate(self._layers):
             attended = self._attend(index, layer, residual, cosine, sine, backend)

@@ -1,10 +1,11 @@
-// What Python calls: a whole step of a Llama-like decoder, attention alone, the tokens that may be chosen, and a read
-// of memory for measuring it.
+// What Python calls: a whole step of a Llama-like decoder, attention alone, the best tokens, the tokens that may be
+// chosen, and a read of memory for measuring it.
 //
 // All pointers belong to the caller. Nothing is allocated for longer than a call, nothing is remembered between calls.
 #include <omp.h>
 
 #include "attention.h"
+#include "best.h"
 #include "matrix.h"
 #include "rows.h"
 #include "selection.h"
@@ -32,9 +33,10 @@ struct Decoder {
     float epsilon, scale;
 };
 
-// T tokens, R rows, S rows whose logits are wanted. cosine and sine are [T, head_size / 2].
+// T tokens, R rows, S rows whose logits are wanted. cosine and sine are [num_positions, head_size / 2].
 struct Step {
     const int64_t* token_ids;
+    const int64_t* positions;
     const int64_t* slots;
     const float* cosine;
     const float* sine;
@@ -42,7 +44,7 @@ struct Step {
     const int64_t* query_starts;
     const int64_t* context_lens;
     const int64_t* logit_rows;
-    int64_t num_tokens, num_rows, table_width, num_logit_rows;
+    int64_t num_tokens, num_rows, table_width, num_logit_rows, num_positions;
 };
 
 // Working memory for the largest step: residual [T, hidden], qkv [T, (heads + 2 kv_heads) head_size] and logits in
@@ -59,7 +61,8 @@ struct Buffers {
 };
 
 constexpr int MAX_HEAD_SIZE = 256;
-// Neighbouring tokens share cache lines of their block: a thread takes so many, if there are enough for all.
+// Neighbouring tokens share cache lines of their block, and a token is done sooner than it is handed out: a thread takes
+// so many, if there are enough for all.
 constexpr int TOKENS_AT_ONCE = 16;
 
 namespace {
@@ -83,8 +86,8 @@ template <class T>
 void place_heads(const Decoder& d, const Layer& layer, const Cache& cache, const Step& step, const Buffers& buffers,
                  int token) {
     const int size = static_cast<int>(d.head_size);
-    const float* cosine = step.cosine + static_cast<size_t>(token) * (size / 2);
-    const float* sine = step.sine + static_cast<size_t>(token) * (size / 2);
+    const float* cosine = step.cosine + step.positions[token] * (size / 2);
+    const float* sine = step.sine + step.positions[token] * (size / 2);
     const int64_t heads = d.heads, kv_heads = d.kv_heads;
     float* from = buffers.qkv + static_cast<size_t>(token) * (heads + 2 * kv_heads) * size;
     T* query = static_cast<T*>(buffers.query) + static_cast<size_t>(token) * heads * size;
@@ -107,7 +110,7 @@ void run_layer(Member& member, const Decoder& d, const Layer& layer, const Step&
     const int tokens = static_cast<int>(step.num_tokens), hidden = static_cast<int>(d.hidden);
     T* normed = static_cast<T*>(buffers.normed);
     const auto norm = [&](const float* weight) {
-        member.each(tokens, [&](int token) {
+        each_token(member, tokens, [&](int token) {
             rms_norm(buffers.residual + static_cast<size_t>(token) * hidden, weight, d.epsilon, hidden,
                      normed + static_cast<size_t>(token) * hidden);
         });
@@ -141,8 +144,18 @@ void run_layer(Member& member, const Decoder& d, const Layer& layer, const Step&
     multiply(member, layer.down, activated, tokens, add_to_residual);
 }
 
+// Whether every token has an embedding and an angle.
+bool are_known(const Decoder& d, const Step& step) {
+    const auto is_below = [](int64_t number, int64_t limit) { return number >= 0 && number < limit; };
+    for (int64_t token = 0; token < step.num_tokens; ++token)
+        if (!is_below(step.token_ids[token], d.head.n) || !is_below(step.positions[token], step.num_positions))
+            return false;
+    return true;
+}
+
 template <class T>
-void run_step(const Decoder& d, const Step& step, const Buffers& buffers, int num_threads) {
+bool run_step(const Decoder& d, const Step& step, const Buffers& buffers, int num_threads) {
+    if (!are_known(d, step)) return false;
     const int hidden = static_cast<int>(d.hidden);
     const std::vector<AttentionItem> items =
         attention_items(step.query_starts, step.num_rows, d.heads, d.kv_heads, num_threads);
@@ -152,7 +165,7 @@ void run_step(const Decoder& d, const Step& step, const Buffers& buffers, int nu
     {
         Member member(team);
         float* scratch = buffers.scratch + omp_get_thread_num() * scratch_size;
-        member.each(static_cast<int>(step.num_tokens), [&](int token) {
+        each_token(member, static_cast<int>(step.num_tokens), [&](int token) {
             copy(static_cast<const T*>(d.embedding) + step.token_ids[token] * hidden,
                  buffers.residual + static_cast<size_t>(token) * hidden, hidden);
         });
@@ -160,7 +173,7 @@ void run_step(const Decoder& d, const Step& step, const Buffers& buffers, int nu
             run_layer<T>(member, d, d.layers[layer], step, buffers, items, scratch);
         T* normed = static_cast<T*>(buffers.normed);
         const int logit_rows = static_cast<int>(step.num_logit_rows);
-        member.each(logit_rows, [&](int row) {
+        each_token(member, logit_rows, [&](int row) {
             rms_norm(buffers.residual + step.logit_rows[row] * hidden, d.final_norm, d.epsilon, hidden,
                      normed + static_cast<size_t>(row) * hidden);
         });
@@ -170,6 +183,7 @@ void run_step(const Decoder& d, const Step& step, const Buffers& buffers, int nu
                 store(to + j * LANES, sums[j], first_lanes(d.head.n - column - j * LANES));
         });
     }
+    return true;
 }
 
 template <class T>
@@ -202,12 +216,12 @@ int64_t scratch_floats(int64_t heads, int64_t kv_heads, int64_t head_size) {
     return static_cast<int64_t>(attention_scratch(heads, kv_heads, head_size));
 }
 
-void decoder_step_float32(const Decoder* decoder, const Step* step, const Buffers* buffers, int num_threads) {
-    run_step<float>(*decoder, *step, *buffers, num_threads);
+bool decoder_step_float32(const Decoder* decoder, const Step* step, const Buffers* buffers, int num_threads) {
+    return run_step<float>(*decoder, *step, *buffers, num_threads);
 }
 
-void decoder_step_bfloat16(const Decoder* decoder, const Step* step, const Buffers* buffers, int num_threads) {
-    run_step<Bf16>(*decoder, *step, *buffers, num_threads);
+bool decoder_step_bfloat16(const Decoder* decoder, const Step* step, const Buffers* buffers, int num_threads) {
+    return run_step<Bf16>(*decoder, *step, *buffers, num_threads);
 }
 
 void attention_float32(const Attention* attention, float* scratch, int num_threads) {
@@ -225,6 +239,12 @@ void store_float32(const Cache* cache, const void* keys, const void* values, con
 void store_bfloat16(const Cache* cache, const void* keys, const void* values, const int64_t* slots,
                     int64_t num_tokens) {
     store_tokens<Bf16>(*cache, keys, values, slots, num_tokens);
+}
+
+void find_best_tokens(const BestTokens* best, int num_threads) {
+    Team team{num_threads};
+#pragma omp parallel num_threads(num_threads)
+    Member(team).each(static_cast<int>(best->num_rows), [&](int place) { find_best_token(*best, place); });
 }
 
 void select_tokens_of_rows(const Selection* selection, int num_threads) {

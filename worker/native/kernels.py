@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from worker.native.structures import Attention, Buffers, Cache, Decoder, Selection, Step
+from worker.native.structures import Attention, BestTokens, Buffers, Cache, Decoder, Selection, Step
 
 #: dtypes that the kernels store numbers in, and their names in the library
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -14,6 +14,8 @@ MAX_HEAD_SIZE = 256
 LANES = 16
 #: outputs of a linear layer that are packed together
 PANEL = 32
+#: numbers that a thread is through sooner than it can rely on others: about 0.1 ms
+NUM_LOGITS_OF_ONE_THREAD = 1 << 21
 
 
 class Kernels:
@@ -25,6 +27,8 @@ class Kernels:
         self._library.scratch_floats.restype = ctypes.c_int64
         self._library.read_words.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
         self._library.read_words.restype = ctypes.c_int64
+        self._library.find_best_tokens.argtypes = [ctypes.POINTER(BestTokens), ctypes.c_int]
+        self._library.find_best_tokens.restype = None
         self._library.select_tokens_of_rows.argtypes = [ctypes.POINTER(Selection), ctypes.c_int]
         self._library.select_tokens_of_rows.restype = None
         for name in DTYPE_NAMES.values():
@@ -33,7 +37,8 @@ class Kernels:
             attention.argtypes = [ctypes.POINTER(Attention), ctypes.c_void_p, ctypes.c_int]
             store = self._function("store", name)
             store.argtypes = [ctypes.POINTER(Cache), *[ctypes.c_void_p] * 3, ctypes.c_int64]
-            step.restype = attention.restype = store.restype = None
+            step.restype = ctypes.c_bool
+            attention.restype = store.restype = None
 
     def scratch_floats(self, heads: int, kv_heads: int, head_size: int) -> int:
         """float32 numbers of working memory that each thread needs."""
@@ -41,8 +46,9 @@ class Kernels:
 
     def decoder_step(
         self, dtype: torch.dtype, decoder: Decoder, step: Step, buffers: Buffers, num_threads: int
-    ) -> None:
-        self._function("decoder_step", DTYPE_NAMES[dtype])(decoder, step, buffers, num_threads)
+    ) -> bool:
+        """False, and nothing done, where a token has no embedding or its position no angle."""
+        return self._function("decoder_step", DTYPE_NAMES[dtype])(decoder, step, buffers, num_threads)
 
     def attention(self, dtype: torch.dtype, attention: Attention, scratch: torch.Tensor, num_threads: int) -> None:
         self._function("attention", DTYPE_NAMES[dtype])(attention, scratch.data_ptr(), num_threads)
@@ -57,6 +63,10 @@ class Kernels:
         self._function("store", DTYPE_NAMES[keys.dtype])(
             cache, keys.data_ptr(), values.data_ptr(), slot_mapping.data_ptr(), len(slot_mapping)
         )
+
+    def best_tokens(self, best: BestTokens, num_threads: int) -> None:
+        is_short = best.num_rows * best.vocabulary <= NUM_LOGITS_OF_ONE_THREAD
+        self._library.find_best_tokens(best, 1 if is_short else num_threads)
 
     def select_tokens(self, selection: Selection, num_threads: int) -> None:
         self._library.select_tokens_of_rows(selection, num_threads)

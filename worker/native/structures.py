@@ -1,4 +1,4 @@
-"""The C structures of `kernels.cpp`, `cache.h`, `key_tiles.h` and `selection.h`, field by field.
+"""The C structures of `kernels.cpp`, `cache.h`, `key_tiles.h`, `best.h` and `selection.h`, field by field.
 
 Sizes are int64, pointers are addresses.
 """
@@ -38,8 +38,8 @@ class Decoder(ctypes.Structure):
 
 class Step(ctypes.Structure):
     _fields_ = _fields(
-        "token_ids slots cosine sine tables query_starts context_lens logit_rows",
-        "num_tokens num_rows table_width num_logit_rows",
+        "token_ids positions slots cosine sine tables query_starts context_lens logit_rows",
+        "num_tokens num_rows table_width num_logit_rows num_positions",
     )
 
 
@@ -60,6 +60,10 @@ class Attention(ctypes.Structure):
             "scale",
         ),
     )
+
+
+class BestTokens(ctypes.Structure):
+    _fields_ = _fields("logits rows tokens", "num_rows stride vocabulary no_token")
 
 
 class Selection(ctypes.Structure):
