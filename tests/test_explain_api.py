@@ -68,10 +68,11 @@ def test_a_short_request_behind_a_long_prompt_reads_so(folder: Path):
         assert explanation == late["explanation"] == await api.explain("my-own")
         queue = part_of(explanation, "queue", "token_budget")
         assert queue["blockers"][0]["id"] == long["id"]
-        assert queue["ms"] > 0.5 * explanation["end_to_end_ms"]
+        assert queue["blockers"][0]["ms"] > 0.5 * queue["ms"] > 50
         assert explanation["status"] == "length"
         assert explanation["workers"] == [{"worker": 0, "replica": "0", "lost": None}]
-        assert abs(explanation["end_to_end_ms"] - api.client_ms[late["id"]]) < 20
+        client_ms = api.client_ms[late["id"]]
+        assert abs(explanation["end_to_end_ms"] - client_ms) < max(20, 0.05 * client_ms)
 
     run_explained(folder, scenario, max_num_batched_tokens=64, step_s=0.01)
 

@@ -32,8 +32,8 @@ from tests.tiny_tokenizer import save_tiny_tokenizer
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SERVE_PROGRAM = Path(sys.executable).with_name("serve")
-START_TIMEOUT_S = 90.0
-COMMAND_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
+COMMAND_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,6 @@ def test_a_worker_whose_steps_take_four_times_as_long_gets_less_in_proportion(pa
         assert Expected(paced_folder).faults(asked, streams) == []
         counts = sorted(routed(server, streams).num_by_worker)
         print(f"requests by worker, the slow one first: {counts}")
-        fair = sum(counts) / (NUM_WORKERS - 1 + 0.25)
-        assert counts[0] <= 1.6 * fair / 4
-        assert counts[0] > 0
+        # By speed it is a quarter of what the others get; but other work on the machine slows the fast ones alone.
+        # Exactly, on a virtual clock: tests/test_routing.py.
+        assert 0 < counts[0] < 0.6 * sum(counts[1:]) / (NUM_WORKERS - 1)
