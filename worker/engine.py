@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from kv_cache import NULL_BLOCK, BlockKey, BlockManager
+from kv_cache import NULL_BLOCK, BlockManager
 from scheduler import (
-    BeamChoices,
     RequestTooLargeError,
     ScheduledChunk,
     Scheduler,
@@ -32,7 +31,8 @@ from worker.prompt_scores import PromptScores, score_prompts
 from worker.rates import PrefillRate, StepSpeed, measure_swap_rate
 from worker.recorder import open_recorder
 from worker.request_checks import RequestError, checked_outputs
-from worker.sampler import NO_TOKEN, Sampler, SampleRow, has_no_best
+from worker.sampler import Sampler
+from worker.step_sampling import StepSampler
 from worker.types import EngineLoad, EngineRequest, TokenEvent
 
 #: tokens of the step that is run before the engine takes requests, so that the first one finds everything warm
@@ -65,7 +65,8 @@ class Engine:
         self._recorder = open_recorder(config.record)
         self.scheduler = Scheduler(config.scheduler_config(), self.block_manager, self._recorder)
         self.lives = EngineLives(clock, is_fair=self.scheduler.share is not None)
-        self._sampler = Sampler(facts.vocab_size, facts.eos_token_ids, loaded.tensor_pool.device)
+        sampler = Sampler(facts.vocab_size, facts.eos_token_ids, loaded.tensor_pool.device)
+        self._step_sampler = StepSampler(sampler, facts.vocab_size, config.block_size)
         self._keys: PrefixKeys | None = None
         if config.enable_prefix_caching:
             secret = config.prefix_cache_secret.encode() or secrets.token_bytes(32)
@@ -73,8 +74,6 @@ class Engine:
         self.grammars = RequestGrammars(facts.folder, facts.vocab_size, facts.eos_token_ids)
         self._open: dict[str, OpenRequest] = {}
         self._events: list[TokenEvent] = []
-        #: requests of the running step that cannot go on
-        self._broken: set[str] = set()
         self.totals = EngineTotals()
         self._prefill_rate = PrefillRate()
         self._speed = StepSpeed()
@@ -154,76 +153,35 @@ class Engine:
     def _settle(self, outputs: SchedulerOutputs, logits: torch.Tensor) -> None:
         """Sample, tell the scheduler, and make the step's events."""
         chunks = [chunk for chunk in outputs.chunks if chunk.do_sample]
-        if outputs.num_prefill_tokens:
-            self._score_prompts(outputs.chunks)
-        samples, block_keys = self._sample(logits, chunks)
-        beams = self._advance_beams(logits, chunks)
-        for request_id in self._broken:
+        unscored = self._score_prompts(outputs.chunks) if outputs.num_prefill_tokens else set()
+        sampled = self._step_sampler.sample(self._open, logits, chunks)
+        self._events += sampled.events
+        for request_id in unscored | sampled.broken:
             self._fail(request_id)
-        self._broken.clear()
         newest = {(event.request_id, event.index): event for event in self._events}
         ends = self.scheduler.update(
             outputs.step_id,
-            samples,
+            sampled.token_ids,
             self._clock(),
-            block_keys=block_keys,
-            beams={request_id: choices for request_id, choices in beams.items() if choices},
+            block_keys=sampled.block_keys,
+            beams={request_id: choices for request_id, choices in sampled.beams.items() if choices},
         )
         for end in ends:
             newest[end.request_id, end.index].finish_reason = end.finish_reason
         self._forget_ended({end.request_id for end in ends})
-        for request_id, choices in beams.items():
+        for request_id, choices in sampled.beams.items():
             if not choices:
                 self._end_beams(request_id)
         self.lives.settled(self.scheduler.records.newest)
         self._count(self.scheduler.records.newest)
 
-    def _score_prompts(self, chunks: list[ScheduledChunk]) -> None:
+    def _score_prompts(self, chunks: list[ScheduledChunk]) -> set[str]:
+        """The requests for which the model computed no numbers."""
+
         def scores_of(request_id: str) -> PromptScores | None:
             return self._open[request_id].scores
 
-        self._broken |= score_prompts(chunks, scores_of, self._runner.logits_of, self.vocab_size)
-
-    def _sample(
-        self, logits: torch.Tensor, chunks: list[ScheduledChunk]
-    ) -> tuple[dict[int, list[int]], dict[int, list[BlockKey]]]:
-        """Sampled tokens, and keys of the blocks that they complete, by sequence id."""
-        rows: list[SampleRow] = []
-        requests: list[OpenRequest] = []
-        for logits_row, chunk in enumerate(chunks):
-            request = self._open[chunk.request_id]
-            if request.beam is None:
-                own_rows = request.sample_rows(logits_row, chunk)
-                rows += own_rows
-                requests += [request] * len(own_rows)
-        samples: dict[int, list[int]] = {}
-        block_keys: dict[int, list[BlockKey]] = {}
-        for request, row, token in zip(requests, rows, self._sampler.sample(logits, rows), strict=True):
-            if token.token_id == NO_TOKEN or request.failure is not None:
-                self._broken.add(request.group.request_id)
-                continue
-            seq_id = request.seq_id_of(row.sample_index)
-            samples[seq_id] = [token.token_id]
-            if keys := request.new_block_keys(row, token.token_id, self.block_size):
-                block_keys[seq_id] = keys
-            self._events.append(request.take(row, token))
-            if request.failure is not None:
-                self._broken.add(request.group.request_id)
-        return samples, block_keys
-
-    def _advance_beams(self, logits: torch.Tensor, chunks: list[ScheduledChunk]) -> dict[str, BeamChoices]:
-        rows: dict[str, list[int]] = {}
-        for logits_row, chunk in enumerate(chunks):
-            if self._open[chunk.request_id].beam is not None:
-                rows.setdefault(chunk.request_id, []).append(logits_row)
-        choices: dict[str, BeamChoices] = {}
-        for request_id, places in rows.items():
-            own_logits = logits[places, : self.vocab_size]
-            if bool(has_no_best(own_logits.amax(dim=-1)).any()):
-                self._broken.add(request_id)
-            else:
-                choices[request_id] = self._open[request_id].advance_beams(own_logits)
-        return choices
+        return score_prompts(chunks, scores_of, self._runner.logits_of, self.vocab_size)
 
     def _fail(self, request_id: str) -> None:
         """End a request that cannot go on, for its grammar or for want of numbers, and nobody else's."""
