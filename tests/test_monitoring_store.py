@@ -2,7 +2,6 @@
 
 import math
 import random
-import shutil
 import subprocess
 import timeit
 
@@ -16,6 +15,7 @@ from monitoring.metrics_store import MAX_DEAD_REPORTS, MAX_LABEL_SETS, SILENT_AF
 from monitoring.table import METRICS
 from monitoring.worker_metrics import WorkerMetrics
 from scheduler.records import ChunkRecord, PreemptionRecord, StepRecord
+from tests.debian_tools import program
 
 
 class FakeClock:
@@ -356,7 +356,6 @@ def test_every_label_in_a_scrape_is_a_model_a_rank_a_bucket_or_of_a_closed_set(s
             assert set(own.values()) <= set(metric.label_values)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
 @pytest.mark.parametrize("has_reports", [False, True])
 def test_promtool_finds_nothing_to_say(store: MetricsStore, *, has_reports: bool) -> None:
     if has_reports:
@@ -364,6 +363,6 @@ def test_promtool_finds_nothing_to_say(store: MetricsStore, *, has_reports: bool
         store.push("worker-0", "1", worker_snapshot(2))
     text = render(registry_of(StoreCollector(store)))
     result = subprocess.run(
-        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
+        [program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from tests.debian_tools import program
 from tests.server_process import ServerProcess, serving
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-CHROMIUM = shutil.which("chromium")
 ADMIN_KEY, KEY = "sk-admin-of-the-page", "sk-of-a-client"
 NUM_CLIENTS = 4
 #: one drawing of 5,000 steps, beside the server and its load: the next one is due after this time
@@ -34,11 +33,10 @@ WAIT_S = 20.0
 @pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
     sync_api = pytest.importorskip("playwright.sync_api", reason="the extra `browser` is not installed")
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium")
+    chromium = program("chromium")
     with sync_api.sync_playwright() as playwright:
         # Without its sandbox, which does not start for root.
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
 
 
 @pytest.fixture(scope="module")

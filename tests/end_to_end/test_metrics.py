@@ -1,7 +1,6 @@
 """What `/metrics` says after a mixed load equals what the clients of that load saw."""
 
 import asyncio
-import shutil
 import statistics
 import subprocess
 import time
@@ -11,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.debian_tools import program
 from tests.end_to_end.asking import client, completion, streamed
 from tests.end_to_end.configuration import MODEL, TOKEN_BUDGET
 from tests.end_to_end.scrape import Growth, Scrape, scrape, settled
@@ -177,9 +177,7 @@ def test_the_scrape_port_and_the_ingress_say_the_same(server: ServerProcess):
 
 
 def test_promtool_finds_nothing_to_say(server: ServerProcess):
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian package prometheus)")
+    promtool = program("promtool")
     for of_scrape_port in (False, True):
         text = scrape(server, of_scrape_port=of_scrape_port).text
         checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=30)

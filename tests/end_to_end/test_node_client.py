@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.debian_tools import program
 from tests.end_to_end.configuration import MODEL
 from tests.end_to_end.scrape import Growth, settled
 from tests.server_process import ServerProcess
@@ -25,9 +26,7 @@ Ask = Callable[[str], Any]
 @pytest.fixture(scope="module")
 def ask(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Ask:
     """Does one case of the script and returns what it printed. The client is installed outside of the repository."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("node and npm are not installed (Debian packages nodejs and npm)")
+    node, npm = program("node"), program("npm")
     folder = shutil.copytree(SOURCE, tmp_path_factory.mktemp("node") / "client")
     install = [npm, "install", "--no-package-lock", "--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund"]
     installed = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import yaml
 
+from tests.debian_tools import program
 from tests.server_process import free_port, wait_until
 
 RULES = Path(__file__).resolve().parents[2] / "monitoring" / "prometheus"
@@ -56,9 +55,6 @@ class Prometheus:
 @contextlib.contextmanager
 def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
     """Ready, and at an end with the block. `target` is host:port. Skips the test where Prometheus is not installed."""
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("prometheus (Debian package prometheus) is not installed")
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": f"{_STEP_S}s"},
         "rule_files": [str(RULES / "recording-rules.yml"), str(RULES / "alert-rules.yml")],
@@ -70,7 +66,7 @@ def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [
-                program,
+                program("prometheus"),
                 f"--config.file={path}",
                 f"--storage.tsdb.path={folder / 'data'}",
                 f"--web.listen-address={address}",

@@ -1,15 +1,14 @@
 """Rules and alerts: promtool takes them, each fires where it should, nowhere else, and is in the runbook."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from monitoring.table import METRICS
+from tests.debian_tools import program
 from tests.grafana.expressions import metrics_in, unknown_labels
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,10 +16,6 @@ RULES = ROOT / "monitoring" / "prometheus"
 COMPOSE = ROOT / "monitoring" / "compose"
 TESTS = ROOT / "tests" / "prometheus_rules" / "alerts.yml"
 RULE_FILES = (RULES / "recording-rules.yml", RULES / "alert-rules.yml")
-
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed"
-)
 
 
 def rules() -> list[dict[str, Any]]:
@@ -34,16 +29,14 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
-@needs_promtool
 def test_promtool_takes_the_rules_and_the_configuration() -> None:
     for checked in (promtool("check", "rules", *RULE_FILES), promtool("check", "config", RULES / "prometheus.yml")):
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-@needs_promtool
 def test_each_alert_fires_in_its_situation_and_no_other_one_does() -> None:
     tested = promtool("test", "rules", TESTS)
     assert tested.returncode == 0, tested.stdout + tested.stderr

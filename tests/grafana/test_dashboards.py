@@ -1,7 +1,6 @@
 """The dashboards: what is built is what lies there, Grafana takes it, and every query asks for metrics that exist."""
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 
 from monitoring.grafana.build import DASHBOARDS, FOLDER, files
 from monitoring.table import METRICS
+from tests.debian_tools import program
 from tests.grafana.expressions import metrics_in, panel_expressions, unknown_labels
 from tests.grafana.grafana_schema import schema_faults
 
@@ -87,10 +87,9 @@ def test_every_metric_is_on_some_dashboard() -> None:
     assert set(METRICS) - shown == NOT_SHOWN
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
 def test_prometheus_can_parse_every_query(tmp_path: Path) -> None:
     rules = [{"record": f"q:{number}", "expr": expr} for number, expr in enumerate(panel_expressions().values())]
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
-    checked = subprocess.run(["promtool", "check", "rules", path], capture_output=True, text=True, timeout=60)
+    checked = subprocess.run([program("promtool"), "check", "rules", path], capture_output=True, text=True, timeout=60)
     assert checked.returncode == 0, checked.stderr

@@ -1,6 +1,5 @@
 """A real Prometheus beside a test: configurations that it checks, and queries to one that runs. Knows no manifests."""
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,21 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import yaml
 
+from tests.debian_tools import program
 from tests.server_process import free_port, wait_until
 
 START_TIMEOUT_S = 30.0
 CHECK_TIMEOUT_S = 60.0
-
-
-def program(name: str) -> str:
-    """`prometheus` or `promtool`; tests without it skip."""
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed (Debian package prometheus)")
-    return found
 
 
 def check(kind: str, path: Path) -> str:
