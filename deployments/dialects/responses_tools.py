@@ -2,17 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import BaseModel, ConfigDict, Field, WrapValidator
 
-from deployments.protocol.errors import bad_request, not_supported
-from deployments.protocol.tools import Function, FunctionName, NamedChoice, NamedFunction, Tool
+from deployments.protocol.errors import bad_request
+from deployments.protocol.tools import Function, FunctionName, NamedChoice, NamedFunction, Tool, checked_choice
 from worker.grammar.specs import json_object_grammar, json_schema_grammar
 from worker.types import GrammarSpec
 
@@ -41,17 +34,8 @@ class NamedResponseTool(_Part):
     name: FunctionName
 
 
-def _choice(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    if isinstance(value, dict) and value.get("type") == "allowed_tools":
-        raise not_supported("tool_choice", "the form 'allowed_tools'")
-    try:
-        return validate(value)
-    except ValidationError:
-        raise ValueError("must be 'none', 'auto', 'required', or an object that names a function") from None
-
-
 _Choice = Literal["none", "auto", "required"] | NamedResponseTool | None
-ResponseToolChoice = Annotated[_Choice, WrapValidator(_choice, json_schema_input_type=_Choice)]
+ResponseToolChoice = Annotated[_Choice, WrapValidator(checked_choice, json_schema_input_type=_Choice)]
 
 
 def chat_choice(choice: Any, *, has_tools: bool) -> Any:

@@ -68,7 +68,8 @@ def _none_if_empty(value: Any) -> Any:
     return None if value == [] else value
 
 
-def _choice(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+def checked_choice(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Of chats and of responses: what it may be, told in one line."""
     if isinstance(value, dict) and value.get("type") == "allowed_tools":
         raise not_supported("tool_choice", "the form 'allowed_tools'")
     try:
@@ -83,7 +84,7 @@ Tools = Annotated[
 ]
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | NamedChoice | None,
-    WrapValidator(_choice, json_schema_input_type=Literal["none", "auto", "required"] | NamedChoice | None),
+    WrapValidator(checked_choice, json_schema_input_type=Literal["none", "auto", "required"] | NamedChoice | None),
 ]
 ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_CALLS)]
 
