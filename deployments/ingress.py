@@ -20,7 +20,7 @@ from deployments.api_service import ApiService, ApiSettings
 from deployments.build_facts import ingress_build
 from deployments.dashboard_source import ActorDashboard
 from deployments.explain.desk import ExplainDesk
-from deployments.explain.journeys import Journeys, parsed
+from deployments.explain.journeys import Journeys
 from deployments.explain.push import ExplanationPusher
 from deployments.failover import FailoverClient
 from deployments.keys import KeyRing
@@ -32,7 +32,6 @@ from deployments.replica_log import write_to_serves_log
 from deployments.request_log import open_request_log
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
-from monitoring.explanation_store import StoredExplanation
 from monitoring.ingress_metrics import IngressMetrics
 from monitoring.metrics_actor import get_or_create
 from worker.prefix_keys import PrefixKeys
@@ -148,11 +147,10 @@ class Ingress:
         ends the others with an error that their clients can read. Returns when nothing is open."""
         await self._service.admission.drain(timeout_s)
 
-    def _count_phases(self, explanation: StoredExplanation, *_: object) -> None:
+    def _count_phases(self, explanation: dict[str, Any], *_: object) -> None:
         """Of a request that has ended; one that no worker took has none."""
-        whole = parsed(explanation)
-        if any(worker["worker"] is not None for worker in whole["workers"]):
-            self._metrics.request_phases((part["name"], part["ms"] / 1e3) for part in whole["parts"])
+        if any(worker["worker"] is not None for worker in explanation["workers"]):
+            self._metrics.request_phases((part["name"], part["ms"] / 1e3) for part in explanation["parts"])
 
     async def _ask_worker(self, replica_id: str) -> None:
         """Returns if the worker is well; raises otherwise, or takes long."""

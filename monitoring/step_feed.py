@@ -18,7 +18,7 @@ MAX_STEPS = 5000
 MAX_WORKERS = 64
 #: prefill chunks that are named in one row
 MAX_CHUNKS = 8
-#: rows of one answer: more are there at the next question
+#: rows of one answer: of more, the oldest are left out
 MAX_ROWS = 20_000
 
 FIELDS = (

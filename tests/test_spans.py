@@ -1,6 +1,5 @@
 """Requests as OpenTelemetry spans, received over HTTP as a collector receives them."""
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from deployments.config import app_args_from
 from deployments.explain.spans import SpanExporter, otlp_exporter
-from monitoring.explanation_store import StoredExplanation
 from worker.config import ConfigError
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -29,9 +27,8 @@ EXPLANATION = {
 }
 
 
-def stored(**changed: Any) -> StoredExplanation:
-    text = json.dumps(EXPLANATION | changed)
-    return {"id": "cmpl-1", "aliases": [], "tenant": "", "key_id": "", "text": text, "ended_s": 0.0}
+def explained(**changed: Any) -> dict[str, Any]:
+    return EXPLANATION | changed
 
 
 @contextmanager
@@ -62,7 +59,7 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
         server.server_close()
 
 
-def exported(explanation: StoredExplanation, traceparent: str = "", age_ms: float = 0.0) -> list[Any]:
+def exported(explanation: dict[str, Any], traceparent: str = "", age_ms: float = 0.0) -> list[Any]:
     """As they begin."""
     with collector() as (endpoint, spans):
         exporter = SpanExporter("demo", otlp_exporter(endpoint), lambda: NOW_NS)
@@ -72,7 +69,7 @@ def exported(explanation: StoredExplanation, traceparent: str = "", age_ms: floa
 
 
 def test_a_request_is_a_span_with_the_parts_of_its_time_below_it():
-    root, *parts = exported(stored(), age_ms=100.0)
+    root, *parts = exported(explained(), age_ms=100.0)
     assert root.name == "generate demo"
     assert (NOW_NS - root.start_time_unix_nano, NOW_NS - root.end_time_unix_nano) == (160_000_000, 100_000_000)
     attributes = {attribute.key: attribute.value for attribute in root.attributes}
@@ -89,24 +86,24 @@ def test_a_request_is_a_span_with_the_parts_of_its_time_below_it():
 
 
 def test_it_belongs_to_the_trace_of_its_client():
-    root, *parts = exported(stored(), f"00-{TRACE_ID}-{PARENT_ID}-01")
+    root, *parts = exported(explained(), f"00-{TRACE_ID}-{PARENT_ID}-01")
     assert root.parent_span_id.hex() == PARENT_ID
     assert {span.trace_id.hex() for span in (root, *parts)} == {TRACE_ID}
 
 
 @pytest.mark.parametrize("traceparent", ["", "nonsense", f"00-{'0' * 32}-{PARENT_ID}-01", f"00-{TRACE_ID}-x-01"])
 def test_without_a_client_of_that_kind_it_begins_a_trace(traceparent: str):
-    root, *_ = exported(stored(), traceparent)
+    root, *_ = exported(explained(), traceparent)
     assert root.parent_span_id == b""
     assert root.trace_id.hex() != TRACE_ID
 
 
 def test_a_client_that_is_not_sampled_is_not_followed():
-    assert exported(stored(), f"00-{TRACE_ID}-{PARENT_ID}-00") == []
+    assert exported(explained(), f"00-{TRACE_ID}-{PARENT_ID}-00") == []
 
 
 def test_a_request_that_failed_is_an_error():
-    root, *_ = exported(stored(status="error"))
+    root, *_ = exported(explained(status="error"))
     assert root.status.code == 2
 
 

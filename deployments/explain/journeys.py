@@ -36,7 +36,7 @@ async def nobody_answers(request_id: str, replica_id: str) -> LifeReport | None:
     return None
 
 #: told of each request that ended: its explanation, its client's `traceparent` or "", milliseconds since its end
-Listener = Callable[[StoredExplanation, str, float], None]
+Listener = Callable[[dict[str, Any], str, float], None]
 
 
 class Journeys:
@@ -85,10 +85,11 @@ class Journeys:
     async def _finish(self, journey: Journey) -> None:
         try:
             await self._complete(journey)
-            explanation = stored(journey)
-            self._keep(explanation)
+            explanation = explanation_of(journey)
+            kept = _stored(journey, explanation)
+            self._keep(kept)
             for listener in self._listeners:
-                listener(explanation, journey.caller.traceparent, (self._clock() - explanation["ended_s"]) * 1e3)
+                listener(explanation, journey.caller.traceparent, (self._clock() - kept["ended_s"]) * 1e3)
         except Exception:
             logger.exception("request %s cannot be explained", journey.request_id)
         finally:
@@ -129,7 +130,7 @@ class Journeys:
         """Of a request that goes on, as its worker sees it now."""
         seen = replace(journey, attempts=[replace(attempt) for attempt in journey.attempts])
         await self._complete(seen)
-        return stored(seen)
+        return _stored(seen, explanation_of(seen))
 
     @property
     def num_open(self) -> int:
@@ -148,14 +149,14 @@ class Journeys:
         self._waiting.extendleft({**e, "ended_s": now_s - e["ended_s"]} for e in reversed(kept))
 
 
-def stored(journey: Journey) -> StoredExplanation:
+def _stored(journey: Journey, explanation: dict[str, Any]) -> StoredExplanation:
     owner = Owner.of(journey.caller)
     return {
         "id": journey.request_id,
         "aliases": list(journey.aliases),
         "tenant": owner.tenant,
         "key_id": owner.key_id,
-        "text": json.dumps(explanation_of(journey), separators=(",", ":")),
+        "text": json.dumps(explanation, separators=(",", ":")),
         "ended_s": journey.arrival_s + (journey.now_us() if journey.end_us is None else journey.end_us) / 1e6,
     }
 

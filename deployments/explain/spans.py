@@ -17,9 +17,6 @@ from opentelemetry.sdk.trace.export import SpanExporter as Exporter
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from deployments.explain.journeys import parsed
-from monitoring.explanation_store import StoredExplanation
-
 _NS_PER_MS = 1_000_000
 _FAILED = frozenset({"error"})
 
@@ -34,9 +31,8 @@ class SpanExporter:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("stallfree")
 
-    def export(self, stored: StoredExplanation, traceparent: str, age_ms: float) -> None:
+    def export(self, explanation: dict[str, Any], traceparent: str, age_ms: float) -> None:
         """Of a request that ended `age_ms` ago."""
-        explanation = parsed(stored)
         end_ns = self._clock_ns() - round(age_ms * _NS_PER_MS)
         begin_ns = end_ns - round(explanation["end_to_end_ms"] * _NS_PER_MS)
         parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent}) if traceparent else Context()
