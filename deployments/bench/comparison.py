@@ -55,9 +55,9 @@ class UnequalAnswersError(TargetError):
     def __init__(self, summary: Summary) -> None:
         super().__init__(
             f"{summary.target}: {summary.num_short} of {summary.num_complete} answers are shorter than asked for, "
-            f"{summary.num_longer} longer; a server that does not know ignore_eos may know something else (--body)"
+            f"{summary.num_longer} longer; a server that does not know ignore_eos may know something else (--body)",
+            summary.target,
         )
-        self.target = summary.target
 
 
 def check_lengths(summary: Summary) -> None:

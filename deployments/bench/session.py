@@ -70,7 +70,7 @@ class Session:
         runs = [await self._drive(target, [_alone(request)], f"{target.name}: warm-up") for request in plan]
         errors = [answer.error for run in runs for answer in run.answers if answer.error is not None]
         if errors and len(errors) == len(plan):
-            raise TargetError(f"{target.name}: {errors[-1]}")
+            raise TargetError(f"{target.name}: {errors[-1]}", target.name)
         if equal:
             for run in runs:
                 check_lengths(summarize(run, self.settings.slo))
@@ -138,7 +138,7 @@ class Session:
         answer = (await self._drive(target, [SETTLED], f"{target.name}: settling")).answers[0]
         self.num_runs = num_runs
         if answer.error is not None:
-            raise TargetError(f"{target.name}: after its run: {answer.error}")
+            raise TargetError(f"{target.name}: after its run: {answer.error}", target.name)
 
     async def _measure(self, target: Target, rate: float | None, *, stop_when_lost: bool = False) -> Measured:
         settings = self.settings
