@@ -71,8 +71,14 @@ class FakeServer:
             await send("[DONE]")
 
 
+async def serving_at(server: FakeServer, port: int) -> None:
+    """Until it is cancelled or its process ends."""
+    async with serving(server, port):
+        await asyncio.Event().wait()
+
+
 @asynccontextmanager
-async def serving(server: FakeServer) -> AsyncIterator[str]:
+async def serving(server: FakeServer, port: int = 0) -> AsyncIterator[str]:
     """Its base URL."""
     app = web.Application()
     app.router.add_get("/v1/models", server.list_models)
@@ -80,9 +86,8 @@ async def serving(server: FakeServer) -> AsyncIterator[str]:
     runner = web.AppRunner(app, shutdown_timeout=1.0, handler_cancellation=True)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", port)
         await site.start()
-        port = runner.addresses[0][1]
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

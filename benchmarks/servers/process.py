@@ -70,6 +70,11 @@ class RunningServer:
     ) -> None:
         self._stop()
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def idle_share(self, seconds: float) -> float:
         """The processor time that it takes while nobody asks it, in cores."""
         before_s = self._cpu_s()
@@ -77,9 +82,8 @@ class RunningServer:
         return (self._cpu_s() - before_s) / seconds
 
     def _cpu_s(self) -> float:
-        assert self._process is not None
         total_s = 0.0
-        for process in self._family(self._process.pid):
+        for process in self._family(self.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 total_s += times.user + times.system

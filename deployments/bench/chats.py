@@ -7,6 +7,7 @@ before: the n-th request of a chat is the same for every target. Knows nothing o
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ class ChatsWorkload:
         return PlannedRequest(number, arrival_s, self.chat_input_tokens, self.chat_output_tokens, CHAT)
 
     def long_requests(self) -> list[PlannedRequest]:
-        count = max(int(self.duration_s / self.long_every_s) - 1, 0)
+        count = max(math.floor(self.duration_s / self.long_every_s * (1 + 1e-9)) - 1, 0)
         return [
             PlannedRequest(
                 2 * place + 1, (place + 1) * self.long_every_s, self.long_input_tokens, self.long_output_tokens, LONG
