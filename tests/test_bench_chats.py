@@ -1,7 +1,7 @@
 """Chats beside long prompts, on a virtual clock: what is asked, what is cut, and what the chats saw."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -9,6 +9,7 @@ from deployments.bench.chats import ChatsWorkload, drive_chats
 from deployments.bench.chats_summary import ChatsSummary, summarize_chats
 from deployments.bench.comparison import COMPARED_CHATS, UnequalAnswersError, compare
 from deployments.bench.driver import LEAD_S, Run
+from deployments.bench.mixes import LengthRange
 from deployments.bench.report import comparison_table, detail
 from deployments.bench.requests import Answer, PlannedRequest
 from deployments.bench.session import SETTLED, Session, SessionSettings
@@ -18,7 +19,7 @@ from tests.fake_bench_target import OneAtATime, PacedTarget
 from tests.virtual_time import run_virtually
 
 #: 8 chats whose answers take 0.1 + 9 x 0.02 s, long prompts at 5, 10 and 15 s
-SHORT = ChatsWorkload(duration_s=20.0, chat_output_tokens=10)
+SHORT = ChatsWorkload(duration_s=20.0, chat_output_tokens=LengthRange(10, 10), chats_begin_within_s=0.0)
 
 
 def driven(target: PacedTarget, workload: ChatsWorkload = SHORT) -> Run:
@@ -53,6 +54,17 @@ def test_long_prompts_leave_at_their_moments_and_have_an_interval_to_be_answered
     assert [answer.sent_s for answer in long] == pytest.approx([answer.intended_s for answer in long])
     assert all(answer.is_complete for answer in long)
     assert {answer.request.num_input_tokens for answer in long} == {1900}
+
+
+def test_chats_begin_one_after_the_other_with_lengths_that_the_seed_draws() -> None:
+    ranges = ChatsWorkload(chat_input_tokens=LengthRange(10, 90), chat_output_tokens=LengthRange(5, 50))
+    chats = of_kind(driven(PacedTarget(), ranges), "chat")
+    firsts = sorted(chats, key=lambda answer: answer.request.number)[:8]
+    assert [answer.request.arrival_s for answer in firsts] == pytest.approx([0.25 * number for number in range(8)])
+    assert len({answer.request.num_input_tokens for answer in chats}) > 20
+    assert ranges.chat_request(3, 2, 0.0) == replace(ranges, num_chats=8).chat_request(3, 2, 0.0)
+    assert ranges.chat_request(3, 2, 0.0) != replace(ranges, seed=1).chat_request(3, 2, 0.0)
+    assert "10-90 in / 5-50 out" in ranges.describe()
 
 
 def test_what_a_chat_asks_is_the_same_for_a_fast_and_a_slow_target() -> None:

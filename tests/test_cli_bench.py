@@ -150,10 +150,11 @@ def test_servers_have_names_prompts_that_all_take_and_fields_of_their_own(
 
 def test_the_scenario_of_chats_is_compared(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.cli.bench_options.LONG_EVERY_S", 0.2)
-    quick = partial(ChatsWorkload, long_every_s=0.2, chat_output_tokens=20)
+    quick = partial(ChatsWorkload, long_every_s=0.2)
     monkeypatch.setattr("deployments.cli.bench_options.ChatsWorkload", quick)
     with served(FakeServer(gap_s=0.005)) as url:
         scenario = ("--scenario", "chats", "--duration-s", "0.6", "--rounds", "1", "--warm-up", "1", "--json", "-")
+        scenario += ("--output-len", "20")
         assert bench("--compare", f"a={url}", f"b={url}", *scenario) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["comparison"][0]["medians"]) == set(COMPARED_CHATS)

@@ -10,26 +10,33 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
 from deployments.bench.chats_summary import CHAT, LONG
 from deployments.bench.driver import LEAD_S, WATCH_PERIOD_S, Run, Watch, ask
 from deployments.bench.loop_lag import LoopLag
+from deployments.bench.mixes import LengthRange
 from deployments.bench.requests import Answer, PlannedRequest
 from deployments.bench.target import Target
 
 #: a run has room for six long prompts, the first after one interval
 DEFAULT_DURATION_S = 35.0
 LONG_EVERY_S = 5.0
+DEFAULT_INPUT_LEN = LengthRange(128, 128)
+DEFAULT_OUTPUT_LEN = LengthRange(256, 256)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatsWorkload:
-    """Lengths in tokens. The last long prompt leaves one interval before the end, so that its answer can come."""
+    """Lengths in tokens. The chats begin one after the other, as people do, and so they also go on. The last long
+    prompt leaves one interval before the end, so that its answer can come."""
 
     duration_s: float = DEFAULT_DURATION_S
     num_chats: int = 8
-    chat_input_tokens: int = 128
-    chat_output_tokens: int = 256
+    chat_input_tokens: LengthRange = DEFAULT_INPUT_LEN
+    chat_output_tokens: LengthRange = DEFAULT_OUTPUT_LEN
+    seed: int = 0
+    chats_begin_within_s: float = 2.0
     long_input_tokens: int = 1900
     long_output_tokens: int = 16
     long_every_s: float = LONG_EVERY_S
@@ -40,7 +47,7 @@ class ChatsWorkload:
 
     def describe(self) -> str:
         return (
-            f"{self.num_chats} chats of {self.chat_input_tokens} in / {self.chat_output_tokens} out all the time for "
+            f"{self.num_chats} chats of {self.chat_input_tokens} in / {self.chat_output_tokens} out all the time, for "
             f"{self.duration_s:g} s, every {self.long_every_s:g} s a prompt of {self.long_input_tokens}"
         )
 
@@ -52,7 +59,12 @@ class ChatsWorkload:
     def chat_request(self, chat: int, turn: int, arrival_s: float) -> PlannedRequest:
         """Numbers of chats are even, those of long prompts odd: no two requests of a run share theirs."""
         number = 2 * (turn * self.num_chats + chat)
-        return PlannedRequest(number, arrival_s, self.chat_input_tokens, self.chat_output_tokens, CHAT)
+        draw = Random(f"chat {self.seed} {number}")
+        num_input_tokens, num_output_tokens = self.chat_input_tokens.draw(draw), self.chat_output_tokens.draw(draw)
+        return PlannedRequest(number, arrival_s, num_input_tokens, num_output_tokens, CHAT)
+
+    def first_arrival_s(self, chat: int) -> float:
+        return chat * self.chats_begin_within_s / self.num_chats
 
     def long_requests(self) -> list[PlannedRequest]:
         count = max(math.floor(self.duration_s / self.long_every_s * (1 + 1e-9)) - 1, 0)
@@ -115,7 +127,7 @@ async def _ask_all(
         return answer
 
     async def chat(number: int) -> None:
-        turn, arrival_s = 0, 0.0
+        turn, arrival_s = 0, workload.first_arrival_s(number)
         while True:
             answer = await ask_at(workload.chat_request(number, turn, arrival_s))
             if answer.error is not None or answer.ended_s is None:

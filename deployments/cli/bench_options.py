@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from deployments.bench.chats import DEFAULT_DURATION_S, LONG_EVERY_S, ChatsWorkload
+from deployments.bench.chats import DEFAULT_INPUT_LEN as CHAT_INPUT_LEN
+from deployments.bench.chats import DEFAULT_OUTPUT_LEN as CHAT_OUTPUT_LEN
 from deployments.bench.mixes import LengthRange, MixPart
 from deployments.bench.slo import Slo
 from deployments.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceError, read_trace
@@ -91,8 +93,10 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--trace", type=Path, metavar="FILE", help="CSV (arrival_s,input_tokens,output_tokens, "
                       "or an Azure trace) or Mooncake's JSON lines")  # fmt: skip
     add = group.add_argument
-    add("--input-len", type=lengths, metavar="N", help="tokens of a prompt: a number or a range (default: 128)")
-    add("--output-len", type=lengths, metavar="N", help="tokens of an answer (default: 64)")
+    add("--input-len", type=lengths, metavar="N", help="tokens of a prompt, or of a chat's: a number or a range "
+        "(default: 128)")  # fmt: skip
+    add("--output-len", type=lengths, metavar="N", help="tokens of an answer (default: 64; of a chat's "
+        f"{CHAT_OUTPUT_LEN})")  # fmt: skip
     add("--rate", type=rates_list, metavar="R[,R...]", help="requests a second, one run for each; inf: all at once. "
         "A trace is stretched to it (default: the trace's own; else 1)")  # fmt: skip
     add("--num-requests", type=count, metavar="N", help=f"in each run (default: {DEFAULT_NUM_REQUESTS}, or all of "
@@ -129,9 +133,14 @@ def load_from(args: argparse.Namespace) -> Load:
     """Raises UsageError for options that contradict each other and for a trace that cannot be read."""
     rates: list[float | None]
     if args.scenario is not None:
-        _refuse(args, "--scenario", "input_len", "output_len", "rate", "num_requests")
+        _refuse(args, "--scenario", "rate", "num_requests")
         _refuse_without_trace(args)
-        chats = ChatsWorkload(args.duration_s or DEFAULT_DURATION_S)
+        chats = ChatsWorkload(
+            args.duration_s or DEFAULT_DURATION_S,
+            chat_input_tokens=args.input_len or CHAT_INPUT_LEN,
+            chat_output_tokens=args.output_len or CHAT_OUTPUT_LEN,
+            seed=args.seed,
+        )
         return Load(chats, [None], None, MOONCAKE_BLOCK_TOKENS)
     if args.trace is not None:
         _refuse(args, "--trace", "input_len", "output_len")
