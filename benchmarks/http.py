@@ -1,7 +1,7 @@
 """Whole servers side by side, through HTTP: `python -m benchmarks.http --environments FOLDER`.
 
 Starts every server that is set up, one after the other, and then loads one at a time, in turns, with the same
-prompts at the same moments; the others idle, and how much processor they take at that is said. Prints a Markdown
+prompts at the same moments; the others are frozen, since an idle server takes processor time, too. Prints a Markdown
 table, and each goal with what became of it; exit status 1 tells that one was missed.
 """
 
@@ -24,20 +24,19 @@ from benchmarks.servers.process import RunningServer, ServerError
 from deployments.bench.comparison import compare
 from deployments.bench.http_target import HttpTarget, agree_on_prompts
 from deployments.bench.prompts import FALLBACK_VOCAB_SIZE, PromptMaker
-from deployments.bench.session import Session, SessionSettings
+from deployments.bench.session import OnTurn, Session, SessionSettings
 from deployments.bench.slo import Slo
 from deployments.bench.target import TargetError
 from deployments.bench.traces import MOONCAKE_BLOCK_TOKENS
 
 FIRST_PORT = 8110
-IDLE_LOOK_S = 3.0
+#: after its pause a server does first what it would have done meanwhile
+CATCH_UP_S = 1.0
 REQUEST_TIMEOUT_S = 300.0
 NUM_WARM_UP = 2
 
 
-async def measure(
-    servers: Sequence[RunningServer], rows: Sequence[Row], num_rounds: int
-) -> list[Measured]:
+async def measure(servers: Sequence[RunningServer], rows: Sequence[Row], num_rounds: int) -> list[Measured]:
     """A server that cannot be used, or answers in other lengths than asked for, is left out from there on."""
     failures: dict[str, str] = {}
     async with contextlib.AsyncExitStack() as stack:
@@ -62,13 +61,25 @@ async def measure(
         refusing = agree_on_prompts(targets)
         if refusing:
             _say(f"all get words, as these take no token ids: {', '.join(refusing)}")
-        return [await _measure_row(row, targets, failures, num_rounds) for row in rows]
+
+        async def on_turn(name: str) -> None:
+            for server in servers:
+                if server.name != name:
+                    server.pause()
+            for server in servers:
+                if server.name == name:
+                    await asyncio.to_thread(server.resume)
+            await asyncio.sleep(CATCH_UP_S)
+
+        return [await _measure_row(row, targets, failures, num_rounds, on_turn) for row in rows]
 
 
-async def _measure_row(row: Row, targets: list[HttpTarget], failures: dict[str, str], num_rounds: int) -> Measured:
+async def _measure_row(
+    row: Row, targets: list[HttpTarget], failures: dict[str, str], num_rounds: int, on_turn: OnTurn
+) -> Measured:
     settings = SessionSettings(row.workload, Slo(), row.num_requests, REQUEST_TIMEOUT_S, NUM_WARM_UP)
     while targets:
-        session = Session(settings)
+        session = Session(settings, on_turn=on_turn)
         try:
             for target in targets:
                 _say(f"{row.name}: warming up {target.name}")
@@ -104,8 +115,6 @@ def run(args: argparse.Namespace) -> list[Measured]:
                 continue
             _say(f"{name}: ready after {server.start_s:.0f} s ({server.command.note})")
             servers.append(server)
-        for server in servers:
-            _say(f"{server.name}: {server.idle_share(IDLE_LOOK_S):.1%} of a core while idle")
         chosen = all_rows(args.duration_s)
         measured = asyncio.run(measure(servers, [chosen[name] for name in args.rows], args.rounds))
     for one in measured:

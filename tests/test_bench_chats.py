@@ -12,7 +12,7 @@ from deployments.bench.driver import LEAD_S, Run
 from deployments.bench.mixes import LengthRange
 from deployments.bench.report import comparison_table, detail
 from deployments.bench.requests import Answer, PlannedRequest
-from deployments.bench.session import SETTLED, Session, SessionSettings
+from deployments.bench.session import SETTLED, Measured, Session, SessionSettings
 from deployments.bench.slo import Slo
 from deployments.bench.summary import summarize
 from tests.fake_bench_target import OneAtATime, PacedTarget
@@ -134,14 +134,20 @@ def test_a_chat_that_never_got_a_token_was_silent_all_the_time() -> None:
     assert found.itl.p50 is None
 
 
-def compared(targets: list[PacedTarget], num_rounds: int = 2) -> list[list[object]]:
-    session = Session(SessionSettings(SHORT, Slo(), None, 100.0, 2))
-    return run_virtually(session.compare(targets, None, num_rounds))
+def compared(targets: list[PacedTarget], turns: list[str] | None = None) -> list[list[Measured]]:
+    async def on_turn(name: str) -> None:
+        if turns is not None:
+            turns.append(name)
+
+    session = Session(SessionSettings(SHORT, Slo(), None, 100.0, 2), on_turn=on_turn)
+    return run_virtually(session.compare(targets, None, 2))
 
 
 def test_targets_are_compared_by_what_chats_saw_and_each_is_settled_before_the_next() -> None:
     targets = [PacedTarget(name="a"), PacedTarget(name="b", gap_s=0.04)]
-    rounds = compared(targets)
+    turns: list[str] = []
+    rounds = compared(targets, turns)
+    assert turns == ["a", "b", "b", "a"]
     columns = compare([[one.summary for one in of_target] for of_target in rounds])
     assert set(columns[1].medians) == set(COMPARED_CHATS)
     assert columns[1].ratios["chats_itl_p99_s"] == pytest.approx(2.0)

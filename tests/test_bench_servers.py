@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.__main__ import with_table
@@ -18,7 +19,7 @@ from benchmarks.peers.drivers import PeerError, Setting
 from benchmarks.servers.commands import HOST, SERVERS, ServerCommand
 from benchmarks.servers.process import RunningServer, ServerError
 from deployments.bench.comparison import Compared
-from tests.server_process import free_port
+from tests.server_process import free_port, wait_until
 
 ROOT = Path(__file__).parent.parent
 #: of `tests.fake_completions_server`, as a program: `PROGRAM PORT [stop_after]`
@@ -73,12 +74,16 @@ def test_a_server_that_is_not_set_up_is_named_with_the_command_that_makes_it(tmp
             SERVERS[name](Setting(tmp_path, tmp_path, tmp_path / "some.gguf", 1), 8123)
 
 
-def test_a_server_is_ready_inside_and_gone_after(tmp_path: Path) -> None:
+def test_a_server_is_ready_inside_frozen_at_will_and_gone_after(tmp_path: Path) -> None:
     port = free_port()
     with RunningServer(stand_in("fake", port), port, tmp_path / "log") as server:
         pid = server.pid
         assert server.start_s > 0
-        assert server.idle_share(0.1) < 0.9
+        server.pause()
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 10.0)
+        server.resume()
+        assert psutil.Process(pid).status() != psutil.STATUS_STOPPED
+        server.pause()
         assert (tmp_path / "log").read_text() == "a line of its log\n"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -142,13 +147,10 @@ def test_a_goal_is_kept_missed_or_not_measured_and_says_which() -> None:
 def test_the_whole_comparison_over_stand_ins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stand_ins(setting: Setting, port: int, name: str, *arguments: str) -> ServerCommand:
-        return stand_in(name, port, *arguments)
-
     monkeypatch.setitem(SERVERS, "stallfree", lambda setting, port: stand_in("stallfree", port))
     monkeypatch.setitem(SERVERS, "vllm", lambda setting, port: stand_in("vllm", port))
     monkeypatch.setitem(SERVERS, "transformers", lambda setting, port: stand_in("transformers", port, "3"))
-    monkeypatch.setattr("benchmarks.http.IDLE_LOOK_S", 0.1)
+    monkeypatch.setattr("benchmarks.http.CATCH_UP_S", 0.0)
     names = ["stallfree", "vllm", "llama", "transformers"]
     arguments = ["--environments", str(tmp_path), "--model", str(tmp_path), "--gguf", str(tmp_path / "none.gguf")]
     arguments += ["--first-port", str(free_port()), "--servers", *names, "--rows", "streams", "--rounds", "1"]
@@ -160,7 +162,6 @@ def test_the_whole_comparison_over_stand_ins(
     assert lines[0]["medians"]["output_tokens_per_s"] > 0
     assert "shorter than asked for" in lines[2]["error"]
     assert "llama is not set up" in lines[3]["error"]
-    assert "of a core while idle" in shown.err
     assert "MISSED: 32 streams" in shown.err
 
 

@@ -1,4 +1,4 @@
-"""A server as a child process: started, waited for, looked at while it is idle, and ended with all it started.
+"""A server as a child process: started, waited for, frozen while others have their turn, and ended with all it started.
 
 Knows a command and an address, nothing of requests beyond the list of models.
 """
@@ -20,6 +20,7 @@ from benchmarks.servers.commands import HOST, ServerCommand
 #: the first start of some servers compiles for minutes
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 40.0
+RESUME_TIMEOUT_S = 30.0
 _POLL_S = 0.25
 _SHOWN_LOG_CHARS = 300
 
@@ -75,19 +76,22 @@ class RunningServer:
         assert self._process is not None
         return self._process.pid
 
-    def idle_share(self, seconds: float) -> float:
-        """The processor time that it takes while nobody asks it, in cores."""
-        before_s = self._cpu_s()
-        time.sleep(seconds)
-        return (self._cpu_s() - before_s) / seconds
-
-    def _cpu_s(self) -> float:
-        total_s = 0.0
+    def pause(self) -> None:
+        """Freezes it with all that it started: an idle server takes processor time, too. Once or twice is the same."""
         for process in self._family(self.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                total_s += times.user + times.system
-        return total_s
+                process.suspend()
+
+    def resume(self) -> None:
+        """Raises ServerError unless it answers again."""
+        for process in reversed(self._family(self.pid)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        began_s = time.monotonic()
+        while not self._answers():
+            if time.monotonic() - began_s > RESUME_TIMEOUT_S:
+                raise ServerError(f"{self.name} does not answer after its pause: {self._last()}")
+            time.sleep(_POLL_S)
 
     def _answers(self) -> bool:
         try:
@@ -106,6 +110,9 @@ class RunningServer:
         assert process is not None
         family = self._family(process.pid)
         if process.poll() is None:
+            for frozen in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    frozen.resume()
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_TIMEOUT_S)

@@ -22,7 +22,8 @@ from deployments.bench.target import Target
 #: a run has room for six long prompts, the first after one interval
 DEFAULT_DURATION_S = 35.0
 LONG_EVERY_S = 5.0
-DEFAULT_INPUT_LEN = LengthRange(128, 128)
+#: a chat brings its history
+DEFAULT_INPUT_LEN = LengthRange(128, 1024)
 DEFAULT_OUTPUT_LEN = LengthRange(256, 256)
 
 

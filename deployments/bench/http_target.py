@@ -20,8 +20,8 @@ _PROBE_TOKENS = 8
 _CONNECT_TIMEOUT_S = 10.0
 _PROBE_TIMEOUT_S = 120.0
 _SHOWN_ERROR_CHARS = 160
-#: statuses by which servers refuse a field or the form of a prompt
-_REFUSALS = (400, 404, 422)
+#: statuses by which servers refuse a field or the form of a prompt, one of them with 500
+_REFUSALS = (400, 404, 422, 500)
 _MAX_LINE_BYTES = 2**20
 
 

@@ -6,7 +6,7 @@ Knows neither the command line nor how results are shown.
 import asyncio
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from deployments.bench.capacity import Capacity, search_capacity
@@ -31,6 +31,8 @@ SETTLED = PlannedRequest(0, 0.0, 8, 2)
 
 #: called several times a second with what is running and the answers so far
 Progress = Callable[[str, Sequence[Answer]], None]
+#: called with the name of a target before it is asked anything, while nothing is asked
+OnTurn = Callable[[str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +57,23 @@ class Measured:
     summary: Summary
 
 
+async def _nothing_to_do(name: str) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class Session:
     """Runs are numbered; equal numbers give equal prompts, so that targets that are compared see the same ones."""
 
     settings: SessionSettings
     progress: Progress = lambda label, answers: None
+    on_turn: OnTurn = _nothing_to_do
     num_runs: int = field(default=0, init=False)
 
     async def warm_up(self, target: Target, *, equal: bool = False) -> None:
         """A few requests, one at a time and not counted. Raises TargetError if none of them gets an answer, and with
         `equal` if one has another length than asked for."""
+        await self.on_turn(target.name)
         plan = self.settings.workload.plan(self.settings.num_warm_up, math.inf)
         runs = [await self._drive(target, [_alone(request)], f"{target.name}: warm-up") for request in plan]
         errors = [answer.error for run in runs for answer in run.answers if answer.error is not None]
@@ -104,6 +112,7 @@ class Session:
             run_number = self.num_runs
             for place in reversed(order) if number % 2 else order:
                 self.num_runs = run_number
+                await self.on_turn(targets[place].name)
                 measured = await self._measure(targets[place], rate)
                 check_lengths(measured.summary)
                 rounds[place].append(measured)

@@ -93,8 +93,8 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--trace", type=Path, metavar="FILE", help="CSV (arrival_s,input_tokens,output_tokens, "
                       "or an Azure trace) or Mooncake's JSON lines")  # fmt: skip
     add = group.add_argument
-    add("--input-len", type=lengths, metavar="N", help="tokens of a prompt, or of a chat's: a number or a range "
-        "(default: 128)")  # fmt: skip
+    add("--input-len", type=lengths, metavar="N", help="tokens of a prompt: a number or a range (default: 128; of "
+        f"a chat's {CHAT_INPUT_LEN})")  # fmt: skip
     add("--output-len", type=lengths, metavar="N", help="tokens of an answer (default: 64; of a chat's "
         f"{CHAT_OUTPUT_LEN})")  # fmt: skip
     add("--rate", type=rates_list, metavar="R[,R...]", help="requests a second, one run for each; inf: all at once. "
