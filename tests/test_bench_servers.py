@@ -155,14 +155,15 @@ def test_the_whole_comparison_over_stand_ins(
     arguments = ["--environments", str(tmp_path), "--model", str(tmp_path), "--gguf", str(tmp_path / "none.gguf")]
     arguments += ["--first-port", str(free_port()), "--servers", *names, "--rows", "streams", "--rounds", "1"]
     monkeypatch.setattr(sys, "argv", ["benchmarks.http", *arguments, "--json"])
-    assert main() == 1
+    exit_code = main()
     shown = capsys.readouterr()
     lines = [json.loads(line) for line in shown.out.splitlines()]
     assert [line["target"] for line in lines] == ["stallfree", "vllm", "transformers", "llama"]
     assert lines[0]["medians"]["output_tokens_per_s"] > 0
     assert "shorter than asked for" in lines[2]["error"]
     assert "llama is not set up" in lines[3]["error"]
-    assert "MISSED: 32 streams" in shown.err
+    assert ("MISSED: 32 streams" in shown.err) == (exit_code == 1)
+    assert ("kept: 32 streams" in shown.err) == (exit_code == 0)
 
 
 def test_a_server_by_hand_ends_by_itself_or_when_it_is_told_to(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ CACHE_TOKENS = 65_536
 CACHE_PAGE_TOKENS = 256
 #: ours has its own scrape port
 METRICS_PORT_OFFSET = 100
+#: servers that wait for their turn are frozen, and Ray must not take its own processes for dead after that
+PATIENT_RAY = {"RAY_health_check_timeout_ms": "3600000", "RAY_health_check_failure_threshold": "1000"}
 FOLDER = Path(__file__).parent
 
 
@@ -54,7 +56,7 @@ def _ours(setting: Setting, port: int, name: str, options: list[str], note: str)
     command += ["--host", HOST, "--port", str(port), "--metrics-port", str(port + METRICS_PORT_OFFSET), *options]
     command += [word for option, value in given for word in (f"--{option.replace('_', '-')}", value)]
     # As an operator starts it: threads and waiting are its own business.
-    return ServerCommand(name, command, {**os.environ, "PYTHONPATH": str(ROOT)}, note)
+    return ServerCommand(name, command, {**os.environ, **PATIENT_RAY, "PYTHONPATH": str(ROOT)}, note)
 
 
 def vllm(setting: Setting, port: int) -> ServerCommand:
@@ -95,7 +97,7 @@ def transformers(setting: Setting, port: int) -> ServerCommand:
 def ray_llm(setting: Setting, port: int) -> ServerCommand:
     python = _program(setting, "ray-llm", "python")
     command = [python, str(FOLDER / "ray_llm_server.py"), str(setting.model_folder), HOST, str(port)]
-    environment = setting.environment("vllm")
+    environment = setting.environment("vllm") | PATIENT_RAY
     del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]
     return ServerCommand("ray-llm", command, environment, "Ray Serve LLM around vLLM's engine, default options")
 
