@@ -19,7 +19,7 @@ from benchmarks.http_rows import GOALS, SEED, Row, all_rows
 from benchmarks.http_table import BEGIN, END, Measured, goal_lines, table
 from benchmarks.peers.drivers import PeerError
 from benchmarks.servers.__main__ import add_setting_options, setting_of
-from benchmarks.servers.commands import SERVERS
+from benchmarks.servers.commands import SERVERS, USUAL
 from benchmarks.servers.process import RunningServer, ServerError
 from deployments.bench.comparison import compare
 from deployments.bench.http_target import HttpTarget, agree_on_prompts
@@ -128,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_setting_options(options)
     add = options.add_argument
-    add("--servers", nargs="+", choices=tuple(SERVERS), default=list(SERVERS))
+    add("--servers", nargs="+", choices=tuple(SERVERS), default=list(USUAL))
     add("--rows", nargs="+", choices=tuple(all_rows(1.0)), default=list(all_rows(1.0)))
     add("--rounds", type=int, default=2)
     add("--duration-s", type=float, default=25.0, metavar="S", help="of a run of the chats (default: %(default)g)")

@@ -40,22 +40,21 @@ def stand_in(name: str, port: int, *arguments: str, program: str = STAND_IN) -> 
 
 def set_up(folder: Path) -> Setting:
     """Environments whose programs are there, and do nothing."""
-    for environment, program in (("vllm", "python"), ("llama", "python"), ("transformers", "transformers")):
+    for environment in ("vllm", "llama", "transformers", "ray-llm"):
         binaries = folder / environment / "bin"
         binaries.mkdir(parents=True)
-        (binaries / program).write_text("#!/bin/sh\n")
+        for program in ("python", "llama-server", "transformers"):
+            (binaries / program).write_text("#!/bin/sh\n")
     return Setting(folder / "model", folder, folder / "some.gguf", 2, ("max_num_seqs=9",))
 
 
 def test_every_server_listens_on_loopback_at_its_port_and_gets_the_model(tmp_path: Path) -> None:
     setting = set_up(tmp_path)
-    (tmp_path / "ray-llm" / "bin").mkdir(parents=True)
-    (tmp_path / "ray-llm" / "bin" / "python").write_text("")
     for name, command_of in SERVERS.items():
         made = command_of(setting, 8123)
         assert made.name == name
         assert {HOST, "8123"} <= set(made.command)
-        assert str(tmp_path / ("some.gguf" if name == "llama" else "model")) in made.command
+        assert str(tmp_path / ("some.gguf" if name.startswith("llama") else "model")) in made.command
         assert made.note
 
 
@@ -69,8 +68,8 @@ def test_ours_runs_once_with_its_defaults_and_once_as_the_policy_default(tmp_pat
 
 
 def test_a_server_that_is_not_set_up_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
-    for name in ("vllm", "llama", "transformers", "ray-llm"):
-        with pytest.raises(PeerError, match=rf"setup\.sh .* {name}"):
+    for name, folder in {"vllm": "vllm", "llama": "llama", "llama-python": "llama", "ray-llm": "ray-llm"}.items():
+        with pytest.raises(PeerError, match=rf"setup\.sh .* {folder}"):
             SERVERS[name](Setting(tmp_path, tmp_path, tmp_path / "some.gguf", 1), 8123)
 
 

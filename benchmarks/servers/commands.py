@@ -19,7 +19,9 @@ OURS_DEFAULT = "stallfree-default"
 DEFAULT_POLICY_BUDGET = 8192
 #: longest prompt and answer together, for servers that ask for it
 CONTEXT_TOKENS = 8192
-#: tokens that a paged cache has room for, for servers that ask for it: 32 streams and a long prompt
+#: for servers that ask for both
+NUM_STREAMS, TOKENS_PER_STREAM = 32, 1024
+#: tokens that a paged cache has room for, for servers that ask for it
 CACHE_TOKENS = 65_536
 CACHE_PAGE_TOKENS = 256
 #: ours has its own scrape port
@@ -70,6 +72,16 @@ def vllm(setting: Setting, port: int) -> ServerCommand:
 
 
 def llama(setting: Setting, port: int) -> ServerCommand:
+    program = _program(setting, "llama", "llama-server")
+    threads = str(setting.num_threads)
+    command = [program, "--model", str(setting.gguf_file()), "--host", HOST, "--port", str(port)]
+    command += ["--threads", threads, "--threads-batch", threads, "--parallel", str(NUM_STREAMS)]
+    command += ["--ctx-size", str(NUM_STREAMS * TOKENS_PER_STREAM), "--kv-unified"]
+    note = f"llama.cpp's llama-server, {NUM_STREAMS} slots, four bits a weight"
+    return ServerCommand("llama", command, setting.environment("llama"), note)
+
+
+def llama_python(setting: Setting, port: int) -> ServerCommand:
     python = _program(setting, "llama", "python")
     threads = str(setting.num_threads)
     command = [python, "-m", "llama_cpp.server", "--model", str(setting.gguf_file()), "--host", HOST]
@@ -78,7 +90,7 @@ def llama(setting: Setting, port: int) -> ServerCommand:
     # It knows no ignore_eos: the ids that end an answer of the demo model get no chance.
     fields = {"logit_bias": {"0": -100, "2": -100}, "repeat_penalty": 1.0}
     note = "llama-cpp-python's server, which serves one request at a time; four bits a weight"
-    return ServerCommand("llama", command, setting.environment("llama"), note, fields)
+    return ServerCommand("llama-python", command, setting.environment("llama"), note, fields)
 
 
 def transformers(setting: Setting, port: int) -> ServerCommand:
@@ -107,9 +119,13 @@ SERVERS: dict[str, Callable[[Setting, int], ServerCommand]] = {
     OURS_DEFAULT: stallfree_default,
     "vllm": vllm,
     "llama": llama,
+    "llama-python": llama_python,
     "transformers": transformers,
     "ray-llm": ray_llm,
 }
+
+#: those that the comparison takes unless told otherwise: a server of one request at a time makes it twice as long
+USUAL = tuple(name for name in SERVERS if name != "llama-python")
 
 
 def _program(setting: Setting, environment: str, name: str) -> str:
