@@ -18,7 +18,7 @@ from benchmarks.__main__ import with_table
 from benchmarks.http_rows import GOALS, SEED, Row, all_rows
 from benchmarks.http_table import BEGIN, END, Measured, goal_lines, table
 from benchmarks.peers.drivers import PeerError
-from benchmarks.servers.__main__ import add_setting_options, setting_of
+from benchmarks.servers.__main__ import add_setting_options, interrupt_on_sigterm, setting_of
 from benchmarks.servers.commands import SERVERS, USUAL
 from benchmarks.servers.process import RunningServer, ServerError
 from deployments.bench.comparison import compare
@@ -141,6 +141,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     args = parser().parse_args()
+    interrupt_on_sigterm()
     measured = run(args)
     shown = table(measured, args.servers)
     goals = goal_lines(measured, GOALS)

@@ -96,6 +96,12 @@ def test_a_server_that_does_not_start_says_why_and_one_that_hangs_is_ended(tmp_p
         RunningServer(broken, port, tmp_path / "log"),
     ):
         pass
+    with (
+        RunningServer(stand_in("first", port), port, tmp_path / "log"),
+        pytest.raises(ServerError, match="another server answers at"),
+        RunningServer(stand_in("second", port), port, tmp_path / "log"),
+    ):
+        pass
     hanging = stand_in("hanging", port, program="import time; time.sleep(60)")
     began_s = time.monotonic()
     with (

@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="(default: %(default)s)")
     parser.add_argument("--for-s", type=float, default=DEFAULT_FOR_S, metavar="S", help="(default: %(default)g)")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupt_on_sigterm()
     try:
         command = SERVERS[args.name](setting_of(args), args.port)
         print(shlex.join(command.command), file=sys.stderr, flush=True)
@@ -67,8 +67,13 @@ def main() -> int:
     return 0
 
 
-def _interrupt(signal_number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def interrupt_on_sigterm() -> None:
+    """SIGTERM ends this process as Ctrl-C does: with every server that it started."""
+
+    def interrupt(signal_number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 if __name__ == "__main__":

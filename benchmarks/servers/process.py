@@ -4,6 +4,7 @@ Knows a command and an address, nothing of requests beyond the list of models.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -25,6 +26,15 @@ _POLL_S = 0.25
 _SHOWN_LOG_CHARS = 300
 
 
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _end_with_parent() -> None:
+    """In the child: it is told to end when this process has gone, in whatever way."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 class ServerError(RuntimeError):
     """A server did not start; the message is one line."""
 
@@ -42,6 +52,8 @@ class RunningServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "RunningServer":
+        if self._answers():
+            raise ServerError(f"{self.name}: another server answers at {self.url}")
         began_s = time.monotonic()
         with self._log.open("wb") as log:
             # In a session of its own: what outlives the server can be ended with its group.
@@ -52,6 +64,7 @@ class RunningServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         try:
             while not self._answers():
