@@ -71,27 +71,41 @@ async def measure(servers: Sequence[RunningServer], rows: Sequence[Row], num_rou
                     await asyncio.to_thread(server.resume)
             await asyncio.sleep(CATCH_UP_S)
 
+        await _warm_up(rows[0], targets, failures, on_turn)
         return [await _measure_row(row, targets, failures, num_rounds, on_turn) for row in rows]
+
+
+def _settings(row: Row) -> SessionSettings:
+    return SessionSettings(row.workload, Slo(), row.num_requests, REQUEST_TIMEOUT_S, NUM_WARM_UP)
+
+
+def _leave_out(error: TargetError, targets: list[HttpTarget], failures: dict[str, str]) -> None:
+    if error.target is None:
+        raise error
+    _say(f"left out: {error}")
+    failures[error.target] = str(error)
+    targets[:] = [target for target in targets if target.name != error.target]
+
+
+async def _warm_up(row: Row, targets: list[HttpTarget], failures: dict[str, str], on_turn: OnTurn) -> None:
+    session = Session(_settings(row), on_turn=on_turn)
+    for target in list(targets):
+        _say(f"warming up {target.name}")
+        try:
+            await session.warm_up(target, equal=True)
+        except TargetError as error:
+            _leave_out(error, targets, failures)
 
 
 async def _measure_row(
     row: Row, targets: list[HttpTarget], failures: dict[str, str], num_rounds: int, on_turn: OnTurn
 ) -> Measured:
-    settings = SessionSettings(row.workload, Slo(), row.num_requests, REQUEST_TIMEOUT_S, NUM_WARM_UP)
     while targets:
-        session = Session(settings, on_turn=on_turn)
+        _say(f"{row.name}: {num_rounds} rounds of {', '.join(target.name for target in targets)}")
         try:
-            for target in targets:
-                _say(f"{row.name}: warming up {target.name}")
-                await session.warm_up(target, equal=True)
-            _say(f"{row.name}: {num_rounds} rounds of {', '.join(target.name for target in targets)}")
-            rounds = await session.compare(targets, row.rate, num_rounds)
+            rounds = await Session(_settings(row), on_turn=on_turn).compare(targets, row.rate, num_rounds)
         except TargetError as error:
-            if error.target is None:
-                raise
-            _say(f"left out: {error}")
-            failures[error.target] = str(error)
-            targets[:] = [target for target in targets if target.name != error.target]
+            _leave_out(error, targets, failures)
             continue
         columns = compare([[one.summary for one in of_target] for of_target in rounds])
         return Measured(row, columns, dict(failures))
@@ -131,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
     add("--servers", nargs="+", choices=tuple(SERVERS), default=list(USUAL))
     add("--rows", nargs="+", choices=tuple(all_rows(1.0)), default=list(all_rows(1.0)))
     add("--rounds", type=int, default=2)
-    add("--duration-s", type=float, default=25.0, metavar="S", help="of a run of the chats (default: %(default)g)")
+    add("--duration-s", type=float, default=20.0, metavar="S", help="of a run of the chats (default: %(default)g)")
     add("--first-port", type=int, default=FIRST_PORT, help="of as many as there are servers (default: %(default)s)")
     add("--logs", type=Path, metavar="FOLDER", help="keep what the servers print there")
     add("--json", action="store_true", help="a line of JSON for each row and server, no table")
