@@ -108,6 +108,7 @@ async def _measure_row(
             _leave_out(error, targets, failures)
             continue
         columns = compare([[one.summary for one in of_target] for of_target in rounds])
+        _say(table([Measured(row, columns)], [target.name for target in targets]))
         return Measured(row, columns, dict(failures))
     return Measured(row, [], dict(failures))
 
