@@ -57,6 +57,7 @@ async def measure(servers: Sequence[RunningServer], rows: Sequence[Row], num_rou
                 await target.open()
                 targets.append(target)
             except TargetError as error:
+                _say(f"left out: {server.name}: {error}")
                 failures[server.name] = str(error)
         refusing = agree_on_prompts(targets)
         if refusing:

@@ -5,6 +5,7 @@ Knows a command and an address, nothing of requests beyond the list of models.
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +23,8 @@ from benchmarks.servers.commands import HOST, ServerCommand
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 40.0
 RESUME_TIMEOUT_S = 30.0
+#: a first answer may wait for a model to be loaded
+ASK_TIMEOUT_S = 60.0
 _POLL_S = 0.25
 _SHOWN_LOG_CHARS = 300
 
@@ -67,7 +70,7 @@ class RunningServer:
                 preexec_fn=_end_with_parent,
             )
         try:
-            while not self._answers():
+            while not (self._answers() and self._completes()):
                 if self._process.poll() is not None:
                     raise ServerError(f"{self.name} ended with exit code {self._process.returncode}: {self._last()}")
                 if time.monotonic() - began_s > self._start_timeout_s:
@@ -111,6 +114,20 @@ class RunningServer:
             with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5.0) as response:
                 return bool(response.status == 200)
         except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def _completes(self) -> bool:
+        """Some list their model before they have loaded it."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/v1/models", timeout=ASK_TIMEOUT_S) as response:
+                model = json.load(response)["data"][0]["id"]
+            body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 2}).encode()
+            request = urllib.request.Request(
+                f"{self.url}/v1/completions", body, {"Content-Type": "application/json"}, method="POST"
+            )
+            with urllib.request.urlopen(request, timeout=ASK_TIMEOUT_S) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, ConnectionError, TimeoutError, LookupError, ValueError):
             return False
 
     def _last(self) -> str:
