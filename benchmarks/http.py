@@ -34,6 +34,7 @@ FIRST_PORT = 8110
 CATCH_UP_S = 1.0
 REQUEST_TIMEOUT_S = 300.0
 NUM_WARM_UP = 2
+MAX_RUNS_PER_ROW = 1000
 
 
 async def measure(servers: Sequence[RunningServer], rows: Sequence[Row], num_rounds: int) -> list[Measured]:
@@ -72,12 +73,19 @@ async def measure(servers: Sequence[RunningServer], rows: Sequence[Row], num_rou
                     await asyncio.to_thread(server.resume)
             await asyncio.sleep(CATCH_UP_S)
 
-        await _warm_up(rows[0], targets, failures, on_turn)
-        return [await _measure_row(row, targets, failures, num_rounds, on_turn) for row in rows]
+        await _warm_up(_session(rows[0], 0, on_turn), targets, failures)
+        return [
+            await _measure_row(row, _session(row, place, on_turn), targets, failures, num_rounds)
+            for place, row in enumerate(rows, 1)
+        ]
 
 
-def _settings(row: Row) -> SessionSettings:
-    return SessionSettings(row.workload, Slo(), row.num_requests, REQUEST_TIMEOUT_S, NUM_WARM_UP)
+def _session(row: Row, place: int, on_turn: OnTurn) -> Session:
+    """Runs of different places have different prompts, so that no prefix cache answers from the row before."""
+    settings = SessionSettings(row.workload, Slo(), row.num_requests, REQUEST_TIMEOUT_S, NUM_WARM_UP)
+    session = Session(settings, on_turn=on_turn)
+    session.num_runs = place * MAX_RUNS_PER_ROW
+    return session
 
 
 def _leave_out(error: TargetError, targets: list[HttpTarget], failures: dict[str, str]) -> None:
@@ -88,8 +96,7 @@ def _leave_out(error: TargetError, targets: list[HttpTarget], failures: dict[str
     targets[:] = [target for target in targets if target.name != error.target]
 
 
-async def _warm_up(row: Row, targets: list[HttpTarget], failures: dict[str, str], on_turn: OnTurn) -> None:
-    session = Session(_settings(row), on_turn=on_turn)
+async def _warm_up(session: Session, targets: list[HttpTarget], failures: dict[str, str]) -> None:
     for target in list(targets):
         _say(f"warming up {target.name}")
         try:
@@ -99,12 +106,12 @@ async def _warm_up(row: Row, targets: list[HttpTarget], failures: dict[str, str]
 
 
 async def _measure_row(
-    row: Row, targets: list[HttpTarget], failures: dict[str, str], num_rounds: int, on_turn: OnTurn
+    row: Row, session: Session, targets: list[HttpTarget], failures: dict[str, str], num_rounds: int
 ) -> Measured:
     while targets:
         _say(f"{row.name}: {num_rounds} rounds of {', '.join(target.name for target in targets)}")
         try:
-            rounds = await Session(_settings(row), on_turn=on_turn).compare(targets, row.rate, num_rounds)
+            rounds = await session.compare(targets, row.rate, num_rounds)
         except TargetError as error:
             _leave_out(error, targets, failures)
             continue
