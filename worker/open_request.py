@@ -4,6 +4,7 @@ Owns each sample's output as the sampler reads it, the block keys of growing ans
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,11 +12,13 @@ from kv_cache import BlockKey
 from scheduler import Request, ScheduledChunk, SequenceEnd, SequenceGroup, StopRules
 from worker.beam_search import BeamSearch
 from worker.grammar.errors import GrammarError
-from worker.grammar.matcher import GrammarMatcher
 from worker.prefix_keys import PrefixKeys
 from worker.prompt_scores import PromptScores
 from worker.sampler import SampledToken, SampleRow
 from worker.types import EngineRequest, SamplingParams, TokenEvent
+
+if TYPE_CHECKING:
+    from worker.grammar.matcher import GrammarMatcher
 
 #: beams end by the rules of the search, not by those of the scheduler
 NO_LIMIT = 2**62
@@ -34,7 +37,7 @@ class OpenRequest:
     keys: PrefixKeys | None
     beam: BeamSearch | None
     scores: PromptScores | None = None
-    matchers: dict[int, GrammarMatcher] = field(default_factory=dict)
+    matchers: "dict[int, GrammarMatcher]" = field(default_factory=dict)
     failure: str | None = None
     has_told_of_prompt: bool = False
 
