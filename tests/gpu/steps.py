@@ -1,0 +1,33 @@
+"""Steps of known content for a runner: decodes behind so much context, or a chunk of one prompt."""
+
+from scheduler.outputs import ScheduledChunk, SchedulerOutputs
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def decode_step(num_rows: int, context: int, block_size: int) -> SchedulerOutputs:
+    """Each row's newest token, at place `context - 1`, over blocks of its own from block 1 on."""
+    columns = blocks_for(context, block_size)
+    chunks = [
+        ScheduledChunk(
+            f"row {row}",
+            row,
+            context - 1,
+            [row % 100 + 3],
+            list(range(1 + row * columns, 1 + (row + 1) * columns)),
+            is_prefill=False,
+            do_sample=True,
+        )
+        for row in range(num_rows)
+    ]
+    return SchedulerOutputs(1, chunks, num_batched_tokens=num_rows)
+
+
+def prefill_step(chunk_len: int, context: int, block_size: int) -> SchedulerOutputs:
+    """The last `chunk_len` of the first `context` tokens of a prompt."""
+    token_ids = [place % 100 + 3 for place in range(chunk_len)]
+    table = list(range(1, 1 + blocks_for(context, block_size)))
+    chunk = ScheduledChunk("prompt", 0, context - chunk_len, token_ids, table, is_prefill=True, do_sample=True)
+    return SchedulerOutputs(1, [chunk], num_batched_tokens=chunk_len, num_prefill_tokens=chunk_len)
