@@ -1,5 +1,7 @@
 """Blocks between device and host against a plain copy of as many bytes through pinned memory."""
 
+import time
+
 import torch
 
 from kv_cache.tensor_pool import TensorPool
@@ -43,7 +45,7 @@ def swap_rates(bench: Bench, block_size: int) -> Outcome:
     )
     num_bytes = count * block_bytes
     down_s, up_s = _link_s(num_bytes, device, sizes.num_repeats)
-    believed = measure_swap_rate(pool)
+    believed = measure_swap_rate(pool, time.perf_counter)
     text = (
         f"out {num_bytes / out_s / GIGA:.1f} GB/s ({down_s / out_s:.0%} of the link), "
         f"in {num_bytes / in_s / GIGA:.1f} GB/s ({up_s / in_s:.0%}); the engine believes "
