@@ -20,7 +20,7 @@ from worker.attention import (
     TritonBackend,
 )
 from worker.attention.refusals import refusal
-from worker.config import ConfigError, EngineConfig
+from worker.config import DEFAULT_BLOCK_SIZE, ConfigError, EngineConfig
 from worker.fused.family import unfused_reason
 from worker.fused.native_decoder import NativeDecoder, not_native_reason
 from worker.fused.torch_decoder import TorchDecoder
@@ -57,6 +57,11 @@ def choose_backend(name: str, needs: AttentionNeeds) -> tuple[BackendType, tuple
         return backend_type, ()
     slower = ", and steps take longer" if backend_type is TorchSdpaBackend else ""
     return backend_type, (f"attention backend {backend_type.name} is used{slower}: {'; '.join(reasons)}",)
+
+
+def default_block_size(backend_type: BackendType) -> int:
+    """Tokens in one block where no option says."""
+    return max(DEFAULT_BLOCK_SIZE, backend_type.features.block_size_multiple)
 
 
 def attention_needs(

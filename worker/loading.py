@@ -15,9 +15,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from kv_cache.tensor_pool import TensorPool
 from worker.attention import BackendType
-from worker.choices import attention_needs, choose_backend, choose_model
+from worker.choices import attention_needs, choose_backend, choose_model, default_block_size
 from worker.config import (
-    DEFAULT_BLOCK_SIZE,
     ConfigError,
     EngineConfig,
     ResolvedConfig,
@@ -102,7 +101,7 @@ def _plan(config: EngineConfig) -> _Plan:
     needs = attention_needs(hf_config, shape.head_size, dtype, device, config.block_size)
     backend_type, notes = choose_backend(config.attention_backend, needs)
     check_model_supported(hf_config, backend_type.features)
-    block_size = config.block_size or max(DEFAULT_BLOCK_SIZE, backend_type.features.block_size_multiple)
+    block_size = config.block_size or default_block_size(backend_type)
     block_bytes = TensorPool.block_bytes(shape.num_layers, block_size, shape.num_kv_heads, shape.head_size, dtype)
 
     def resolve(cache_memory_bytes: int) -> ResolvedConfig:
