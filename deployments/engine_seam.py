@@ -86,6 +86,7 @@ def build_engine(config: EngineConfig, deliver: Deliver, on_death: OnDeath) -> t
         num_host_blocks=engine.num_host_blocks,
         num_block_bytes=engine.num_block_bytes,
         generation_defaults=dict(engine.generation_defaults),
+        attention_backend=engine.attention_backend,
     )
     return facts, EngineLoop(engine, deliver, on_death)
 

@@ -17,3 +17,5 @@ class ModelFacts:
     #: what one block holds of all layers; 0: not known
     num_block_bytes: int = 0
     generation_defaults: dict[str, Any] = field(default_factory=dict)
+    #: the one chosen; empty: not known
+    attention_backend: str = ""
