@@ -54,7 +54,7 @@ class TensorPool:
         self.device = torch.device(device)
         self.padding_block = num_device_blocks if has_padding_block else None
         if lanes is None and self.device.type == "cuda":
-            lanes = (_CudaLane(None), _CudaLane(torch.cuda.Stream(self.device)))
+            lanes = (_CudaLane(None), _CudaLane(_new_stream(self.device)))
         tail = (block_size, num_kv_heads, head_size)
         shape = (2, num_device_blocks + has_padding_block, *tail)
         self._layers = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
@@ -101,7 +101,7 @@ class TensorPool:
             began_s = clock()
             self.swap(out_pairs, in_pairs, [])
             return clock() - began_s
-        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began, ended = _new_event(is_timed=True), _new_event(is_timed=True)
         torch.cuda.synchronize(self.device)
         began.record()
         self.swap(out_pairs, in_pairs, [])
@@ -210,12 +210,20 @@ class _CudaLane:
             work()
 
     def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()
+        event = _new_event()
         event.record(self._stream or torch.cuda.current_stream())
         return event
 
     def wait(self, mark: torch.cuda.Event) -> None:
         (self._stream or torch.cuda.current_stream()).wait_event(mark)
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _new_event(*, is_timed: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=is_timed)  # type: ignore[no-untyped-call]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

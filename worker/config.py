@@ -16,11 +16,13 @@ DEFAULT_MAX_NUM_SEQS = 256
 #: the host pool is as large as the device's, up to this: pinned memory of any size is not to be taken unasked
 DEFAULT_HOST_POOL_BYTES = 8 * 2**30
 CUDA_CHUNK_ALIGNMENT = 256
+#: of the device's memory, for captured decode steps; the cache leaves it free
+DEFAULT_CUDA_GRAPH_BYTES = 2**30
 
 _BYTE_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _POSITIVE = (
     "max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "num_device_blocks", "num_host_blocks",
-    "kv_cache_memory", "chunk_alignment", "num_threads",
+    "kv_cache_memory", "chunk_alignment", "num_threads", "cuda_graph_memory",
 )  # fmt: skip
 _NOT_NEGATIVE = ("max_num_partial_prefills", "long_prefill_threshold", "min_prefill_tokens")
 _NOT_YET = {"tensor_parallel_size": 1, "quantization": None, "enable_lora": False}
@@ -40,8 +42,9 @@ class ConfigError(ValueError):
 class EngineConfig:
     """Options as given. None means: choose by model and machine (`resolve_engine_config`).
 
-    `num_device_blocks` counts the null block. `kv_cache_memory` is in bytes. `chunk_alignment`, partial prefills
-    and thresholds are those of `SchedulerConfig`. `record` is the file that the scheduler's inputs are written to.
+    `num_device_blocks` counts the null block. `kv_cache_memory` and `cuda_graph_memory` are in bytes.
+    `chunk_alignment`, partial prefills and thresholds are those of `SchedulerConfig`. `record` is the file that the
+    scheduler's inputs are written to.
     """
 
     model: str = "demo"
@@ -72,6 +75,8 @@ class EngineConfig:
     record: str | None = None
     num_threads: int | None = None
     attention_backend: str = "auto"
+    enforce_eager: bool = False
+    cuda_graph_memory: int | None = None
     tensor_parallel_size: int = 1
     quantization: str | None = None
     enable_lora: bool = False

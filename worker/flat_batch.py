@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 import torch
 
+from kv_cache import NULL_BLOCK
 from scheduler.outputs import ScheduledChunk
 from worker.attention.backend import AttentionBatch
 
@@ -28,10 +29,18 @@ class FlatBatch:
         self._context_lens = _Buffer(max_rows, device)
         self._logit_rows = _Buffer(max_rows, device)
         self._block_tables = _Buffer(max_rows * max_blocks_per_row, device)
+        self._fixed_tables = torch.zeros((max_rows, max_blocks_per_row), dtype=torch.long, device=device)
         self.lowest_token_id = 0
 
-    def fill(self, chunks: list[ScheduledChunk]) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
-        """(token ids [T], places in T whose logits are wanted, the batch) of at least one chunk."""
+    def fill(
+        self, chunks: list[ScheduledChunk], *, has_fixed_shape: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
+        """(token ids [T], places in T whose logits are wanted, the batch) of at least one chunk.
+
+        `has_fixed_shape`: shapes, addresses and what the host is told depend on the numbers of rows and tokens alone.
+        Block tables are as wide as any can be, what lies beyond a row's own blocks are any blocks; `row_context_lens`
+        are what a row has at most; `started_blocks` [T] is filled up with the null block.
+        """
         block_size = self._block_size
         query_lens = [len(chunk.token_ids) for chunk in chunks]
         context_lens = [chunk.start + query_len for chunk, query_len in zip(chunks, query_lens, strict=True)]
@@ -56,16 +65,23 @@ class FlatBatch:
             int(widths.sum()),
         )
         blocks = tables[np.repeat(np.arange(len(chunks)), lengths), columns]
+        started = blocks[offsets == 0]
+        row_tables = self._block_tables.fill(tables.ravel()).view(len(chunks), widest)
+        if has_fixed_shape:
+            started = np.concatenate([started, np.full(num_tokens - len(started), NULL_BLOCK)])
+            self._fixed_tables[: len(chunks), :widest] = row_tables
+            row_tables = self._fixed_tables[: len(chunks)]
+            context_lens = [row_tables.shape[1] * block_size] * len(chunks)
         wanted = np.fromiter((chunk.do_sample for chunk in chunks), bool, len(chunks))
         batch = AttentionBatch(
             slot_mapping=self._slot_mapping.fill(blocks * block_size + offsets),
-            block_tables=self._block_tables.fill(tables.ravel()).view(len(chunks), widest),
+            block_tables=row_tables,
             query_start_locs=self._query_start_locs.fill(starts),
             context_lens=self._context_lens.fill(contexts),
             positions=self._positions.fill(positions),
             query_lens=query_lens,
             row_context_lens=context_lens,
-            started_blocks=self._started_blocks.fill(blocks[offsets == 0]),
+            started_blocks=self._started_blocks.fill(started),
         )
         return self._input_ids.fill(token_ids), self._logit_rows.fill(starts[1:][wanted] - 1), batch
 

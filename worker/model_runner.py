@@ -9,7 +9,8 @@ import torch
 
 from kv_cache.tensor_pool import TensorPool
 from scheduler.outputs import PENDING_TOKEN_ID, SchedulerOutputs
-from worker.attention.backend import AttentionBackend
+from worker.attention.backend import AttentionBackend, AttentionBatch
+from worker.decode_graphs import CaptureReport, DecodeGraphs, GraphRecorder, padded_sizes
 from worker.flat_batch import FlatBatch
 from worker.model import ModelShape
 
@@ -49,6 +50,21 @@ class ModelRunner:
         self._batch = FlatBatch(
             max_num_batched_tokens, max_num_seqs, max_blocks_per_sequence, tensor_pool.block_size, model.device
         )
+        self._padding_block = tensor_pool.padding_block
+        self._max_num_seqs = max_num_seqs
+        self._graphs: DecodeGraphs | None = None
+
+    def capture_decode_steps(self, max_bytes: int, recorder: GraphRecorder) -> CaptureReport:
+        """From now on run steps of one token a row as graphs, those within `max_bytes` of the device's memory. The
+        pool must have a padding block, and the backend and the model never wait for the device."""
+        assert self._backend.features.cuda_graphs, f"{self._backend.name} plans each step on the host"
+        assert self._padding_block is not None, "rows of padding need a block of their own"
+        graphs = DecodeGraphs(
+            self._batch, self._forward, self._padding_block, self._model.vocab_size, self._model.device
+        )
+        report = graphs.capture(padded_sizes(self._max_num_seqs), max_bytes, recorder)
+        self._graphs = graphs if report.sizes else None
+        return report
 
     @torch.inference_mode()
     def execute(self, outputs: SchedulerOutputs) -> torch.Tensor:
@@ -59,8 +75,16 @@ class ModelRunner:
         chunks = outputs.chunks
         if not chunks:
             return torch.empty((0, self._model.vocab_size), device=self._model.device)
-        input_ids, logit_rows, batch = self._batch.fill(chunks)
+        graphs, size = self._graphs, None
+        if graphs is not None and (size := graphs.size_for(chunks)) is not None:
+            chunks = graphs.padded(chunks, size)
+        input_ids, logit_rows, batch = self._batch.fill(chunks, has_fixed_shape=size is not None)
         assert self._batch.lowest_token_id > PENDING_TOKEN_ID, "a token was scheduled that is not known yet"
+        if graphs is not None and size is not None:
+            return graphs.replay(size)[: len(outputs.chunks)]
+        return self._forward(input_ids, logit_rows, batch)
+
+    def _forward(self, input_ids: torch.Tensor, logit_rows: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         self._backend.begin(batch)
         return self._model.forward(input_ids, batch.positions, logit_rows, self._backend)
 

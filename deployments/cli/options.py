@@ -10,6 +10,7 @@ from scheduler.config import PreemptionMode, QueuePolicy
 from worker.config import (
     ATTENTION_BACKENDS,
     DEFAULT_BUDGET_TOKENS,
+    DEFAULT_CUDA_GRAPH_BYTES,
     DEFAULT_MAX_NUM_SEQS,
     DEVICES,
     DTYPES,
@@ -132,6 +133,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "attention_backend",
         "auto: the CPU kernels where they serve the model, else Transformers' layers (torch_sdpa)",
         choices=ATTENTION_BACKENDS,
+    )
+    add("enforce_eager", "launch each decode step kernel by kernel, without CUDA graphs", action="store_true")
+    add(
+        "cuda_graph_memory",
+        f"most device memory for CUDA graphs, such as 512MiB (default: {DEFAULT_CUDA_GRAPH_BYTES // 2**20}MiB); sizes "
+        "of steps that do not fit run without",
+        type=_size_in_bytes,
+        metavar="SIZE",
     )
     add_count("num_threads", "CPU threads of the model (default: all cores; served: all but one for all workers)")
 

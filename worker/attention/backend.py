@@ -17,7 +17,8 @@ class AttentionBatch:
     slot_mapping [T]: where each token's key and value go (`block * block_size + offset`).
     block_tables [R, max blocks]: ids of each row's blocks, filled up with the null block 0.
     query_start_locs [R + 1], context_lens [R] (tokens of the row after this step), positions [T].
-    `query_lens` and `row_context_lens` are the same facts on the host, so that nothing waits for the device.
+    `query_lens` and `row_context_lens` are the same facts on the host, so that nothing waits for the device. While a
+    step is captured as a CUDA graph, `row_context_lens` and the tables' width are what a row can have at most.
     `started_blocks`: blocks whose first slot this step writes; whatever they held before is nobody's.
     """
 
@@ -40,6 +41,8 @@ class AttentionFeatures:
     softcap: bool
     sinks: bool
     block_size_multiple: int = 1
+    #: a step of one query a row is the same launches whatever the tensors hold: `begin` and `forward` may be captured
+    cuda_graphs: bool = False
     dtypes: tuple[torch.dtype, ...] = ()
     device_types: tuple[str, ...] = ()
 
