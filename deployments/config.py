@@ -109,7 +109,7 @@ class AppArgs(BaseModel):
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     num_device_blocks: int | None = None
     num_host_blocks: int | None = None
     kv_cache_memory: int | str | None = None

@@ -20,3 +20,5 @@ class ModelFacts:
     swap_out_bytes_per_s: float = 0.0
     swap_in_bytes_per_s: float = 0.0
     generation_defaults: dict[str, Any] = field(default_factory=dict)
+    #: the one chosen; empty: not known
+    attention_backend: str = ""

@@ -36,14 +36,12 @@ class TensorPool:
         dtype: torch.dtype,
         device: torch.device | str,
         *,
-        has_padding_block: bool = False,
         lanes: tuple[Lane[Any], Lane[Any]] | None = None,
-        staging_bytes: int = STAGING_BYTES,
+        max_staging_bytes: int = STAGING_BYTES,
     ) -> None:
-        """`has_padding_block`: one more block behind the last on the device, `padding_block`, for what rows that are
-        there for their number alone write. `lanes` (compute, transfer): where moves are queued; by default on CUDA the
-        stream that is current then and one of the pool's own, elsewhere none: `swap` returns when blocks have moved.
-        """
+        """`lanes` (compute, transfer): where moves are queued; by default on CUDA the stream that is current then and
+        one of the pool's own, elsewhere none: `swap` returns when blocks have moved. With lanes, blocks pass through
+        staging memory of `max_staging_bytes` or, where those are less, four blocks."""
         self.num_layers = num_layers
         self.num_device_blocks = num_device_blocks
         self.num_host_blocks = num_host_blocks
@@ -52,17 +50,15 @@ class TensorPool:
         self.head_size = head_size
         self.dtype = dtype
         self.device = torch.device(device)
-        self.padding_block = num_device_blocks if has_padding_block else None
         if lanes is None and self.device.type == "cuda":
             lanes = (_CudaLane(None), _CudaLane(_new_stream(self.device)))
         tail = (block_size, num_kv_heads, head_size)
-        shape = (2, num_device_blocks + has_padding_block, *tail)
-        self._layers = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
+        self._layers = [_zeros((2, num_device_blocks, *tail), dtype, self.device) for _ in range(num_layers)]
         self._moves: _Moves
         if lanes is None:
             self._moves = _DirectMoves(self._layers, num_host_blocks)
         else:
-            num_slot_blocks = slot_blocks(self.num_block_bytes, num_host_blocks, staging_bytes)
+            num_slot_blocks = slot_blocks(self.num_block_bytes, num_host_blocks, max_staging_bytes)
             staging = _Staging(self._layers, num_host_blocks, num_slot_blocks)
             self._moves = StagedSwap(*lanes, staging, NUM_STAGING_SLOTS, num_slot_blocks)
 
@@ -76,8 +72,7 @@ class TensorPool:
         return self.block_bytes(self.num_layers, self.block_size, self.num_kv_heads, self.head_size, self.dtype)
 
     def key_value(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views `[num_blocks, block_size, num_kv_heads, head_size]` of a layer's device keys and values, with the
-        padding block where there is one."""
+        """Views `[num_blocks, block_size, num_kv_heads, head_size]` of a layer's device keys and values."""
         key_value = self._layers[layer]
         return key_value[0], key_value[1]
 
@@ -111,14 +106,14 @@ class TensorPool:
         return float(began.elapsed_time(ended)) / 1000
 
 
-def slot_blocks(block_bytes: int, num_host_blocks: int, staging_bytes: int = STAGING_BYTES) -> int:
+def slot_blocks(block_bytes: int, num_host_blocks: int, max_staging_bytes: int = STAGING_BYTES) -> int:
     """Blocks that one slot of staging memory holds: at least one, if any are ever swapped."""
-    return min(num_host_blocks, max(1, staging_bytes // NUM_STAGING_SLOTS // block_bytes))
+    return min(num_host_blocks, max(1, max_staging_bytes // NUM_STAGING_SLOTS // block_bytes))
 
 
-def bytes_beside_blocks(block_bytes: int, num_host_blocks: int) -> int:
-    """What a pool on CUDA takes of the device's memory beside its blocks: staging memory and the padding block."""
-    return (NUM_STAGING_SLOTS * slot_blocks(block_bytes, num_host_blocks) + 1) * block_bytes
+def staging_bytes(block_bytes: int, num_host_blocks: int) -> int:
+    """What a pool on CUDA takes of the device's memory beside its blocks."""
+    return NUM_STAGING_SLOTS * slot_blocks(block_bytes, num_host_blocks) * block_bytes
 
 
 class _Moves(Protocol):

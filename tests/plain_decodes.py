@@ -6,6 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kv_cache.tensor_pool import TensorPool
 from worker.attention import AttentionBatch, AttentionFeatures, TorchSdpaBackend
+from worker.attention.slots import store_in_slots
 
 
 class PlainDecodesBackend:
@@ -38,9 +39,9 @@ class PlainDecodesBackend:
         if max(batch.query_lens) > 1:
             return self._others.forward(layer, query, key, value, scale=scale, sliding_window=sliding_window)
         caches = self._pool.key_value(layer)
-        for cache, new in zip(caches, (key, value), strict=True):
+        for cache in caches:
             cache.index_fill_(0, batch.started_blocks, 0)
-            cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, new)
+        store_in_slots(*caches, key, value, batch.slot_mapping)
         tables = batch.block_tables
         keys, values = (
             cache.index_select(0, tables.flatten()).unflatten(0, tables.shape).flatten(1, 2).transpose(1, 2)
@@ -53,4 +54,4 @@ class PlainDecodesBackend:
         output = scaled_dot_product_attention(
             query[:, :, None], keys, values, attn_mask=seen[:, None, None], scale=scale, enable_gqa=True
         )
-        return output[:, :, 0]
+        return output[:, :, 0].masked_fill(batch.context_lens[:, None, None] == 0, 0.0)

@@ -11,14 +11,14 @@ from scheduler.outputs import ScheduledChunk, SchedulerOutputs
 from tests.fake_graphs import FakeRecorder
 from tests.plain_decodes import PlainDecodesBackend
 from tests.tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
-from worker.attention import AttentionBackend, AttentionFeatures, TorchSdpaBackend
+from worker.attention import AttentionBackend, AttentionBatch, AttentionFeatures, TorchSdpaBackend
 from worker.config import DEFAULT_CUDA_GRAPH_BYTES, EngineConfig, resolve_engine_config
 from worker.decode_graphs import padded_sizes
 from worker.engine import Engine
-from worker.loading import LoadedModel, _graph_bytes, load_model_config, load_runner
+from worker.loading import LoadedModel, load_model_config, load_runner
 from worker.model import CausalModel, load_causal_model
 from worker.model_runner import ModelRunner
-from worker.pool_memory import cache_bytes
+from worker.pool_memory import cache_bytes, max_graph_bytes
 from worker.types import EngineRequest, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,15 +63,7 @@ class Decoding:
     def __init__(self, model: CausalModel, backend_type: type[AttentionBackend] = PlainDecodesBackend) -> None:
         shape = model.shape
         self.pool = TensorPool(
-            shape.num_layers,
-            60,
-            0,
-            BLOCK_SIZE,
-            shape.num_kv_heads,
-            shape.head_size,
-            torch.float32,
-            "cpu",
-            has_padding_block=True,
+            shape.num_layers, 60, 0, BLOCK_SIZE, shape.num_kv_heads, shape.head_size, torch.float32, "cpu"
         )
         generator = torch.Generator().manual_seed(1)
         for layer in range(shape.num_layers):
@@ -94,9 +86,8 @@ class Decoding:
         return ScheduledChunk(str(row), row, start, tokens, self.tables[row], is_prefill, True)
 
     def blocks(self) -> torch.Tensor:
-        """All of them, without the padding block: [layers, 2, blocks, ...]."""
-        layers = [torch.stack(self.pool.key_value(layer)) for layer in range(self.pool.num_layers)]
-        return torch.stack(layers)[:, :, : self.pool.num_device_blocks].clone()
+        """All of them: [layers, 2, blocks, block size, heads, head size]."""
+        return torch.stack([torch.stack(self.pool.key_value(layer)) for layer in range(self.pool.num_layers)])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -119,7 +110,7 @@ def test_a_padded_replay_gives_the_logits_and_the_cache_of_the_step_itself(
         assert not replayed.blocks()[:, :, 0].any(), "the null block is no longer zero"
 
 
-def test_padding_touches_no_block_but_its_own(folders: dict[str, Path]) -> None:
+def test_padding_and_capturing_touch_no_block(folders: dict[str, Path]) -> None:
     decoding = Decoding(load_plain(folders["llama"]))
     before = decoding.blocks()
     decoding.runner.capture_decode_steps(AMPLE_BYTES, FakeRecorder())
@@ -175,13 +166,15 @@ def test_sizes_are_captured_largest_first_within_the_bound(folders: dict[str, Pa
     assert recorder.num_replays == 0
 
 
-class PlannedOnTheHost(TorchSdpaBackend):
-    features = AttentionFeatures(sliding_window=True, softcap=False, sinks=False, cuda_graphs=True)
+class AsksTheDevice(PlainDecodesBackend):
+    def begin(self, batch: AttentionBatch) -> None:
+        super().begin(batch)
+        assert int(batch.context_lens.max()) >= 0
 
 
 def test_what_cannot_be_captured_runs_eagerly_and_the_note_says_why(folders: dict[str, Path]) -> None:
     model = load_plain(folders["llama"])
-    eager, decoding = Decoding(model), Decoding(model, PlannedOnTheHost)
+    eager, decoding = Decoding(model), Decoding(model, AsksTheDevice)
     report = decoding.runner.capture_decode_steps(AMPLE_BYTES, FakeRecorder())
     assert (report.sizes, report.num_bytes) == ([], 0)
     assert "without CUDA graphs: operation not permitted while a stream is captured" in report.note()
@@ -209,8 +202,7 @@ def answers(folder: Path, recorder: FakeRecorder | None) -> tuple[dict[tuple[str
     loaded = load_runner(config)
     shape, resolved = loaded.runner._model.shape, loaded.config
     pool = TensorPool(
-        *(shape.num_layers, NUM_FEW_BLOCKS, 60, BLOCK_SIZE, shape.num_kv_heads, shape.head_size, torch.float32, "cpu"),
-        has_padding_block=True,
+        shape.num_layers, NUM_FEW_BLOCKS, 60, BLOCK_SIZE, shape.num_kv_heads, shape.head_size, torch.float32, "cpu"
     )
     runner = ModelRunner(
         loaded.runner._model, pool, PlainDecodesBackend(pool), 64, MAX_ROWS, resolved.max_blocks_per_sequence
@@ -252,11 +244,11 @@ GRAPHS = AttentionFeatures(sliding_window=True, softcap=False, sinks=False, cuda
 
 
 def test_steps_are_captured_on_cuda_unless_eager_ones_are_asked_for_or_the_backend_plans_on_the_host() -> None:
-    assert _graph_bytes(EngineConfig(), GRAPHS, "cuda") == DEFAULT_CUDA_GRAPH_BYTES
-    assert _graph_bytes(EngineConfig(cuda_graph_memory=5), GRAPHS, "cuda") == 5
-    assert _graph_bytes(EngineConfig(enforce_eager=True, cuda_graph_memory=5), GRAPHS, "cuda") == 0
-    assert _graph_bytes(EngineConfig(), TorchSdpaBackend.features, "cuda") == 0
-    assert _graph_bytes(EngineConfig(), GRAPHS, "cpu") == 0
+    assert max_graph_bytes(EngineConfig(), GRAPHS, "cuda") == DEFAULT_CUDA_GRAPH_BYTES
+    assert max_graph_bytes(EngineConfig(cuda_graph_memory=5), GRAPHS, "cuda") == 5
+    assert max_graph_bytes(EngineConfig(enforce_eager=True, cuda_graph_memory=5), GRAPHS, "cuda") == 0
+    assert max_graph_bytes(EngineConfig(), TorchSdpaBackend.features, "cuda") == 0
+    assert max_graph_bytes(EngineConfig(), GRAPHS, "cpu") == 0
 
 
 def test_the_cache_leaves_room_for_graphs_and_for_staging_memory() -> None:
@@ -264,5 +256,5 @@ def test_the_cache_leaves_room_for_graphs_and_for_staging_memory() -> None:
     resolved = resolve_engine_config(
         options, device_type="cuda", model_max_len=64, block_bytes=100, cache_memory_bytes=2**60
     )
-    assert cache_bytes(10_000, resolved, 100, 3_000) == 10_000 - 3_000 - 4 * 5 * 100 - 100
+    assert cache_bytes(10_000, resolved, 100, 3_000) == 10_000 - 3_000 - 4 * 5 * 100
     assert cache_bytes(1_000, resolved, 100, 3_000) == 0

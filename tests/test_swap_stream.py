@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kv_cache.staged_swap import StagedSwap, runs_of
-from kv_cache.tensor_pool import NUM_STAGING_SLOTS, TensorPool, bytes_beside_blocks, slot_blocks
+from kv_cache.tensor_pool import NUM_STAGING_SLOTS, TensorPool, slot_blocks, staging_bytes
 from tests.fake_streams import FakeDevice, FakeLane, FakeMark
 
 NUM_LAYERS, NUM_BLOCKS, NUM_HOST_BLOCKS = 2, 12, 10
@@ -23,7 +23,7 @@ class Cache:
 
     def __init__(self, device: FakeDevice | None, slot_blocks: int = 2) -> None:
         lanes = None if device is None else device.lanes
-        self.pool = TensorPool(*SHAPE, lanes=lanes, staging_bytes=NUM_STAGING_SLOTS * slot_blocks * BLOCK_BYTES)
+        self.pool = TensorPool(*SHAPE, lanes=lanes, max_staging_bytes=NUM_STAGING_SLOTS * slot_blocks * BLOCK_BYTES)
         self.seen: list[float] = []
         self._compute = None if device is None else device.compute
 
@@ -187,13 +187,6 @@ def test_staging_memory_is_bounded_and_holds_a_block_of_any_size() -> None:
     assert slot_blocks(2 * mebibyte, 5) == 5
     assert slot_blocks(80 * mebibyte, 100) == 1
     assert slot_blocks(mebibyte, 0) == 0
-    assert bytes_beside_blocks(2 * mebibyte, 4096) == 4 * 64 * mebibyte + 2 * mebibyte
-    assert bytes_beside_blocks(2 * mebibyte, 0) == 2 * mebibyte
+    assert staging_bytes(2 * mebibyte, 4096) == 256 * mebibyte
+    assert staging_bytes(2 * mebibyte, 0) == 0
 
-
-def test_the_padding_block_lies_behind_all_others_and_is_no_blocks_number() -> None:
-    plain, padded = TensorPool(*SHAPE), TensorPool(*SHAPE, has_padding_block=True)
-    assert (plain.padding_block, padded.padding_block) == (None, NUM_BLOCKS)
-    assert plain.key_value(0)[0].shape[0] == NUM_BLOCKS
-    assert padded.key_value(0)[0].shape[0] == NUM_BLOCKS + 1
-    assert padded.num_device_blocks == NUM_BLOCKS

@@ -1,7 +1,6 @@
 """Decode steps as CUDA graphs: a step of one token a row is replayed as a whole, not launched kernel by kernel.
 
-Owns the captured sizes and the rows that fill a step up to one of them. Such a row writes the pool's padding block and
-reads nothing else; what comes of it is dropped. Knows neither requests nor what a model computes.
+Owns the captured sizes and the memory of their logits. Knows neither requests nor what a model computes.
 """
 
 import time
@@ -14,7 +13,7 @@ import torch
 
 from scheduler.outputs import ScheduledChunk
 from worker.attention.backend import AttentionBatch
-from worker.flat_batch import FlatBatch
+from worker.flat_batch import PADDING, FlatBatch
 
 Work = Callable[[], None]
 #: (token ids [T], places in T whose logits are wanted, the batch) → float32 logits [places, vocabulary]
@@ -57,12 +56,9 @@ class CaptureReport:
 class DecodeGraphs:
     """Every size has its graph, all of them the same memory: a replay overwrites what the one before gave."""
 
-    def __init__(
-        self, batch: FlatBatch, forward: Forward, padding_block: int, vocab_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, batch: FlatBatch, forward: Forward, vocab_size: int, device: torch.device) -> None:
         self._batch = batch
         self._forward = forward
-        self._padding = ScheduledChunk("padding", -1, 0, [0], [padding_block], is_prefill=False, do_sample=True)
         self._vocab_size = vocab_size
         self._device = device
         self._replays: dict[int, Work] = {}
@@ -110,7 +106,7 @@ class DecodeGraphs:
 
     def padded(self, chunks: list[ScheduledChunk], size: int) -> list[ScheduledChunk]:
         """What the flat batch is to be filled with, in its fixed shape, before `replay(size)`."""
-        return chunks + [self._padding] * (size - len(chunks))
+        return chunks + [PADDING] * (size - len(chunks))
 
     def replay(self, size: int) -> torch.Tensor:
         """Logits of all rows: float32 [size, vocabulary], until the next call."""

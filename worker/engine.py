@@ -61,6 +61,7 @@ class Engine:
         self.eos_token_ids = facts.eos_token_ids
         self.max_model_len = facts.max_model_len
         self.generation_defaults = facts.generation_defaults
+        self.attention_backend = facts.attention_backend
         self.block_size = config.block_size
         self.num_device_blocks = config.num_device_blocks
         self.num_host_blocks = config.num_host_blocks

@@ -50,18 +50,14 @@ class ModelRunner:
         self._batch = FlatBatch(
             max_num_batched_tokens, max_num_seqs, max_blocks_per_sequence, tensor_pool.block_size, model.device
         )
-        self._padding_block = tensor_pool.padding_block
         self._max_num_seqs = max_num_seqs
         self._graphs: DecodeGraphs | None = None
 
     def capture_decode_steps(self, max_bytes: int, recorder: GraphRecorder) -> CaptureReport:
-        """From now on run steps of one token a row as graphs, those within `max_bytes` of the device's memory. The
-        pool must have a padding block, and the backend and the model never wait for the device."""
+        """From now on run steps of one token a row as graphs, as many sizes as `max_bytes` of the device's memory have
+        room for. The backend must be one that can be captured."""
         assert self._backend.features.cuda_graphs, f"{self._backend.name} plans each step on the host"
-        assert self._padding_block is not None, "rows of padding need a block of their own"
-        graphs = DecodeGraphs(
-            self._batch, self._forward, self._padding_block, self._model.vocab_size, self._model.device
-        )
+        graphs = DecodeGraphs(self._batch, self._forward, self._model.vocab_size, self._model.device)
         report = graphs.capture(padded_sizes(self._max_num_seqs), max_bytes, recorder)
         self._graphs = graphs if report.sizes else None
         return report

@@ -8,10 +8,11 @@ from typing import NoReturn
 
 import torch
 
-from kv_cache.tensor_pool import TensorPool, bytes_beside_blocks
+from kv_cache.tensor_pool import TensorPool, staging_bytes
 from scheduler.outputs import ScheduledChunk, SchedulerOutputs
 from worker.attention import BackendType
-from worker.config import ConfigError, EngineConfig, ResolvedConfig, blocks_for
+from worker.attention.backend import AttentionFeatures
+from worker.config import DEFAULT_CUDA_GRAPH_BYTES, ConfigError, EngineConfig, ResolvedConfig, blocks_for
 from worker.model_runner import ModelRunner, RunnableModel
 
 DEFAULT_CPU_CACHE_BYTES = 2**30
@@ -45,7 +46,6 @@ def make_pool(
         shape.head_size,
         model.dtype,
         model.device,
-        has_padding_block=torch.device(model.device).type == "cuda",
     )
 
 
@@ -107,7 +107,7 @@ def free_cuda_bytes(
     ]
     runner.execute(SchedulerOutputs(step_id=0, chunks=chunks))
     torch.cuda.synchronize()
-    pool_bytes = num_blocks * pool.num_block_bytes + bytes_beside_blocks(pool.num_block_bytes, 0)
+    pool_bytes = num_blocks * pool.num_block_bytes
     peak = torch.cuda.max_memory_allocated() - pool_bytes
     del runner, pool
     torch.cuda.empty_cache()
@@ -116,7 +116,14 @@ def free_cuda_bytes(
     return max(0, int(total * utilization) - used_by_others - peak)
 
 
+def max_graph_bytes(config: EngineConfig, features: AttentionFeatures, device: str) -> int:
+    """Most device memory that captured decode steps may take; 0: none are captured."""
+    if device != "cuda" or config.enforce_eager or not features.cuda_graphs:
+        return 0
+    return config.cuda_graph_memory or DEFAULT_CUDA_GRAPH_BYTES
+
+
 def cache_bytes(free_bytes: int, resolved: ResolvedConfig, block_bytes: int, graph_bytes: int) -> int:
     """Of `free_bytes` of a CUDA device, what is left for blocks: less what CUDA graphs may take, and the memory that
     blocks pass through on their way to the host. `resolved` need know no more than whether there is a host pool."""
-    return max(0, free_bytes - graph_bytes - bytes_beside_blocks(block_bytes, resolved.num_host_blocks))
+    return max(0, free_bytes - graph_bytes - staging_bytes(block_bytes, resolved.num_host_blocks))
