@@ -34,6 +34,10 @@ class Device(Protocol):
         """The numbers [len(numbers)] on the device, for what is launched from now on."""
         ...
 
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same for a tensor of the CPU. Only what is launched before the caller changes it may read it."""
+        ...
+
     def record(self) -> Event:
         """The point after everything launched so far."""
         ...
@@ -50,6 +54,9 @@ class CpuDevice:
 
     def upload(self, numbers: Sequence[float] | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(numbers, dtype=dtype)
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
     def record(self) -> Event:
         return _Passed()
@@ -69,6 +76,9 @@ class CudaDevice:
     def upload(self, numbers: Sequence[float] | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         # PyTorch gives pinned memory to nobody else before the copies out of it have run.
         return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(self._device, non_blocking=True)
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def record(self) -> Event:
         event = torch.cuda.Event()
