@@ -129,6 +129,7 @@ class AppArgs(BaseModel):
     record: str | None = Field(default=None, min_length=1)
     num_threads: int | None = None
     attention_backend: str = "auto"
+    async_scheduling: bool | None = None
     tensor_parallel_size: int = 1
     quantization: str | None = None
     enable_lora: bool = False
