@@ -131,6 +131,7 @@ class AppArgs(BaseModel):
     attention_backend: str = "auto"
     enforce_eager: bool = False
     cuda_graph_memory: int | str | None = None
+    async_scheduling: bool | None = None
     tensor_parallel_size: int = 1
     quantization: str | None = None
     enable_lora: bool = False

@@ -9,7 +9,8 @@ import torch
 
 from scheduler import SchedulerOutputs
 from tests.integer_oracle.runner import IntegerRunner, slot_value, slots_of
-from worker.sampler import Sampler, SampleRow
+from worker.sampled_rows import SampleRow
+from worker.sampler import Sampler
 from worker.types import SamplingParams
 
 #: of the few tokens that may come next, most likely first; far enough apart that rounding decides nothing

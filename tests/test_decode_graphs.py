@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kv_cache.tensor_pool import TensorPool
-from scheduler.outputs import ScheduledChunk, SchedulerOutputs
+from scheduler.outputs import PENDING_TOKEN_ID, ScheduledChunk, SchedulerOutputs
 from tests.fake_graphs import FakeRecorder
 from tests.plain_decodes import PlainDecodesBackend
 from tests.tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
@@ -18,6 +18,7 @@ from worker.engine import Engine
 from worker.loading import LoadedModel, load_model_config, load_runner
 from worker.model import CausalModel, load_causal_model
 from worker.model_runner import ModelRunner
+from worker.pending_tokens import DeviceTokens
 from worker.pool_memory import cache_bytes, max_graph_bytes
 from worker.types import EngineRequest, SamplingParams
 
@@ -140,6 +141,25 @@ def test_what_is_no_step_of_single_decodes_or_a_larger_one_runs_eagerly(folders:
     assert recorder.num_replays == 0
     decoding.step([0, 1, 2, 3])
     assert recorder.num_replays == 1
+
+
+def test_tokens_that_the_step_before_has_not_told_yet_reach_a_replay(folders: dict[str, Path]) -> None:
+    model = load_plain(folders["llama"])
+    told, untold = Decoding(model), Decoding(model)
+    untold.runner.capture_decode_steps(AMPLE_BYTES, FakeRecorder())
+    rows = [3, 0, 7]
+    sampled = torch.tensor([17, 400, -1])
+    for decoding, tokens in ((told, [17, 400, 0]), (untold, [PENDING_TOKEN_ID] * 3)):
+        chunks = [decoding.chunk(row) for row in rows]
+        for chunk, token in zip(chunks, tokens, strict=True):
+            chunk.token_ids[0] = token
+        step = decoding.runner.prepare(SchedulerOutputs(1, chunks))
+        before = DeviceTokens(sampled, {row: place for place, row in enumerate(rows)})
+        logits = decoding.runner.run(step, before if decoding is untold else None).clone()
+        if decoding is told:
+            want = logits
+    torch.testing.assert_close(logits, want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(untold.blocks(), told.blocks(), atol=1e-5, rtol=1e-5)
 
 
 def test_a_row_that_does_not_sample_is_no_row_of_a_graph(folders: dict[str, Path]) -> None:

@@ -46,7 +46,8 @@ class EngineConfig:
 
     `num_device_blocks` counts the null block. `kv_cache_memory` and `cuda_graph_memory` are in bytes.
     `chunk_alignment`, partial prefills and thresholds are those of `SchedulerConfig`. `record` is the file that the
-    scheduler's inputs are written to.
+    scheduler's inputs are written to. `async_scheduling`: a step is planned while the one before it runs; by default
+    on CUDA.
     """
 
     model: str = "demo"
@@ -79,6 +80,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     enforce_eager: bool = False
     cuda_graph_memory: int | None = None
+    async_scheduling: bool | None = None
     tensor_parallel_size: int = 1
     quantization: str | None = None
     enable_lora: bool = False
@@ -108,6 +110,7 @@ class ResolvedConfig:
     min_prefill_tokens: int
     target_itl_ms: float
     record: str | None = None
+    async_scheduling: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -271,6 +274,8 @@ def resolve_engine_config(
         min_prefill_tokens=config.min_prefill_tokens,
         target_itl_ms=config.target_itl_ms,
         record=config.record,
+        # Where model and scheduler share the processors there is nothing to gain.
+        async_scheduling=device_type == "cuda" if config.async_scheduling is None else config.async_scheduling,
         notes=tuple(notes),
     )
 

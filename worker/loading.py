@@ -160,6 +160,7 @@ def load_runner(config: EngineConfig) -> LoadedModel:
         resolved.max_num_batched_tokens,
         resolved.max_num_seqs,
         resolved.max_blocks_per_sequence,
+        num_steps_in_flight=2 if resolved.async_scheduling else 1,
     )
     if graph_bytes:
         print(runner.capture_decode_steps(graph_bytes, CudaGraphRecorder()).note(), file=sys.stderr, flush=True)

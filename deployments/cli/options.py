@@ -143,6 +143,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=_size_in_bytes,
         metavar="SIZE",
     )
+    add(
+        "async_scheduling",
+        "plan a step while the one before it runs (default: on CUDA, where the model leaves the processors free)",
+        action=argparse.BooleanOptionalAction,
+    )
     add_count("num_threads", "CPU threads of the model (default: all cores; served: all but one for all workers)")
 
 
