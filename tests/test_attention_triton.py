@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Gemma2Config, LlamaConfig
+from transformers import Gemma2Config
 
 from scheduler.outputs import ScheduledChunk, SchedulerOutputs
 from tests.attention_rows import MIXED, Rows
@@ -83,6 +83,7 @@ def test_keys_before_the_window_are_not_read() -> None:
     torch.testing.assert_close(rows.forward(backend, 8).double(), rows.wanted(8), atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # NumPy's, in the interpreter
 def test_a_row_that_holds_nan_leaves_the_others_as_they_are() -> None:
     rows, broken = Rows(MIXED, 16), Rows(MIXED, 16)
     for part in broken.rows[3]:
@@ -139,14 +140,12 @@ def test_attention_sinks_are_refused() -> None:
         rows.filled(TritonBackend).forward(0, query, key[-1:], value[-1:], scale=1.0, sinks=torch.zeros(6))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_a_model_on_these_kernels_equals_its_plain_forward(tmp_path: Path, family: str) -> None:
+def test_a_model_that_caps_logits_equals_its_plain_forward(tmp_path: Path) -> None:
     sizes = {
         **{"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
         **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "initializer_range": 0.2},
     }
-    config = LlamaConfig(**sizes) if family == "llama" else Gemma2Config(**sizes, sliding_window=24)
-    folder = save_tiny_model(tmp_path, family, config=config)
+    folder = save_tiny_model(tmp_path, "gemma2", config=Gemma2Config(**sizes, sliding_window=24))
     options = EngineConfig(
         model=str(folder),
         dtype="float32",
@@ -177,8 +176,8 @@ def test_random_mixed_batches_equal_the_oracle() -> None:
         window = draw.choice([None, draw.randrange(1, 100)])
         softcap = draw.choice([None, None, None, draw.uniform(1.0, 50.0)])
         lengths = []
-        for _ in range(draw.randrange(1, 6)):
-            context = draw.randrange(1, 150)
+        for _ in range(draw.randrange(1, 5)):
+            context = draw.randrange(1, 120)
             lengths.append((context, draw.choice([1, 1, context, draw.randrange(1, context + 1)])))
         rows = Rows(
             lengths, block_size, dtype=dtype, heads=(kv_heads * group, kv_heads), head_size=head_size, seed=seed

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from worker.noise import CONTENDER_SLACK, gumbel, row_key
-from worker.sampler import LOGPROB_FLOOR, NO_TOKEN, NUM_SCORES_AT_ONCE, SampledToken, Sampler, SampleRow
+from worker.sampled_rows import LOGPROB_FLOOR, NO_TOKEN, SampledToken, SampleRow
+from worker.sampler import NUM_SCORES_AT_ONCE, Sampler
 from worker.score_edits import edit_scores
 from worker.survivors import NUM_RANKED, survivor_mask
 from worker.types import SamplingParams

@@ -18,11 +18,13 @@ DEFAULT_MAX_NUM_SEQS = 256
 #: the host pool is as large as the device's, up to this: pinned memory of any size is not to be taken unasked
 DEFAULT_HOST_POOL_BYTES = 8 * 2**30
 CUDA_CHUNK_ALIGNMENT = 256
+#: of the device's memory, for captured decode steps; the cache leaves it free
+DEFAULT_CUDA_GRAPH_BYTES = 2**30
 
 _BYTE_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _POSITIVE = (
     "max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "num_device_blocks", "num_host_blocks",
-    "kv_cache_memory", "chunk_alignment", "num_threads",
+    "kv_cache_memory", "chunk_alignment", "num_threads", "cuda_graph_memory",
 )  # fmt: skip
 _NOT_NEGATIVE = ("max_num_partial_prefills", "long_prefill_threshold", "min_prefill_tokens")
 _NOT_YET = {"tensor_parallel_size": 1, "quantization": None, "enable_lora": False}
@@ -42,8 +44,10 @@ class ConfigError(ValueError):
 class EngineConfig:
     """Options as given. None means: choose by model and machine (`resolve_engine_config`).
 
-    `num_device_blocks` counts the null block. `kv_cache_memory` is in bytes. `chunk_alignment`, partial prefills
-    and thresholds are those of `SchedulerConfig`. `record` is the file that the scheduler's inputs are written to.
+    `num_device_blocks` counts the null block. `kv_cache_memory` and `cuda_graph_memory` are in bytes.
+    `chunk_alignment`, partial prefills and thresholds are those of `SchedulerConfig`. `record` is the file that the
+    scheduler's inputs are written to. `async_scheduling`: a step is planned while the one before it runs; by default
+    on CUDA.
     """
 
     model: str = "demo"
@@ -74,6 +78,9 @@ class EngineConfig:
     record: str | None = None
     num_threads: int | None = None
     attention_backend: str = "auto"
+    enforce_eager: bool = False
+    cuda_graph_memory: int | None = None
+    async_scheduling: bool | None = None
     tensor_parallel_size: int = 1
     quantization: str | None = None
     enable_lora: bool = False
@@ -103,6 +110,7 @@ class ResolvedConfig:
     min_prefill_tokens: int
     target_itl_ms: float
     record: str | None = None
+    async_scheduling: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -266,6 +274,8 @@ def resolve_engine_config(
         min_prefill_tokens=config.min_prefill_tokens,
         target_itl_ms=config.target_itl_ms,
         record=config.record,
+        # Where model and scheduler share the processors there is nothing to gain.
+        async_scheduling=device_type == "cuda" if config.async_scheduling is None else config.async_scheduling,
         notes=tuple(notes),
     )
 

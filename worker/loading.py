@@ -23,14 +23,17 @@ from worker.config import (
     check_engine_config,
     resolve_engine_config,
 )
+from worker.decode_graphs import CudaGraphRecorder
 from worker.model import shape_from_config
 from worker.model_runner import ModelRunner
 from worker.model_support import check_model_supported, check_remote_code
 from worker.pool_memory import (
+    cache_bytes,
     check_pool_memory,
     default_cpu_cache_bytes,
     free_cuda_bytes,
     make_pool,
+    max_graph_bytes,
     refuse_pool,
 )
 from worker.weights import check_safetensors, read_json_object, resolve_model
@@ -72,6 +75,7 @@ class _Plan:
     backend_type: BackendType
     device: str
     dtype: torch.dtype
+    block_bytes: int
     resolve: Callable[[int], ResolvedConfig]
     notes: tuple[str, ...]
 
@@ -117,7 +121,7 @@ def _plan(config: EngineConfig) -> _Plan:
     resolved = resolve(_first_cache_bytes(device))
     check_pool_memory(config, resolved, block_bytes, device)
     check_safetensors(folder)
-    return _Plan(folder, hf_config, backend_type, device, dtype, resolve, notes)
+    return _Plan(folder, hf_config, backend_type, device, dtype, block_bytes, resolve, notes)
 
 
 def _first_cache_bytes(device: str) -> int:
@@ -137,10 +141,12 @@ def load_runner(config: EngineConfig) -> LoadedModel:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     resolved = resolve(_first_cache_bytes(device))
+    graph_bytes = max_graph_bytes(config, backend_type.features, device)
     print(f"loading {config.model} ({dtype}, {device}, attention by {backend_type.name})", file=sys.stderr, flush=True)
     model = choose_model(config, folder, hf_config, dtype, device, backend_type)
     if device == "cuda" and config.num_device_blocks is None and config.kv_cache_memory is None:
-        resolved = resolve(free_cuda_bytes(model, backend_type, resolved, config.gpu_memory_utilization))
+        free_bytes = free_cuda_bytes(model, backend_type, resolved, config.gpu_memory_utilization)
+        resolved = resolve(cache_bytes(free_bytes, resolved, plan.block_bytes, graph_bytes))
     for note in plan.notes + resolved.notes:
         print(note, file=sys.stderr, flush=True)
     try:
@@ -154,7 +160,10 @@ def load_runner(config: EngineConfig) -> LoadedModel:
         resolved.max_num_batched_tokens,
         resolved.max_num_seqs,
         resolved.max_blocks_per_sequence,
+        num_steps_in_flight=2 if resolved.async_scheduling else 1,
     )
+    if graph_bytes:
+        print(runner.capture_decode_steps(graph_bytes, CudaGraphRecorder()).note(), file=sys.stderr, flush=True)
     facts = ModelFacts(
         folder=folder,
         vocab_size=model.vocab_size,

@@ -14,7 +14,7 @@ from worker.beam_search import BeamSearch
 from worker.grammar.errors import GrammarError
 from worker.prefix_keys import PrefixKeys
 from worker.prompt_scores import PromptScores
-from worker.sampler import SampledToken, SampleRow
+from worker.sampled_rows import SampledToken, SampleRow
 from worker.types import EngineRequest, SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
@@ -89,6 +89,12 @@ class OpenRequest:
             self.matchers[index].accept(token_id)
         except GrammarError as error:
             self.failure = f"grammar: {error}"
+
+    def goes_on(self, seq_id: int) -> bool:
+        """Whether it is one of this request's sequences and has not ended."""
+        index = self._index_of(seq_id)
+        sequences = self.group.sequences
+        return 0 <= index < len(sequences) and not sequences[index].status.is_finished
 
     def seq_id_of(self, sample_index: int) -> int:
         return self.group.sequences[sample_index].seq_id

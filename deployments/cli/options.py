@@ -10,6 +10,7 @@ from scheduler.config import PreemptionMode, QueuePolicy
 from worker.config import (
     ATTENTION_BACKENDS,
     DEFAULT_BUDGET_TOKENS,
+    DEFAULT_CUDA_GRAPH_BYTES,
     DEFAULT_MAX_NUM_SEQS,
     DEVICES,
     DTYPES,
@@ -133,6 +134,19 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "auto: on a CPU its kernels where they serve the model, on CUDA flash_attn, torch_varlen or triton, whichever "
         "of them can, in that order; else torch_sdpa",
         choices=ATTENTION_BACKENDS,
+    )
+    add("enforce_eager", "launch each decode step kernel by kernel, without CUDA graphs", action="store_true")
+    add(
+        "cuda_graph_memory",
+        f"most device memory for CUDA graphs, such as 512MiB (default: {DEFAULT_CUDA_GRAPH_BYTES // 2**20}MiB); sizes "
+        "of steps that do not fit run without",
+        type=_size_in_bytes,
+        metavar="SIZE",
+    )
+    add(
+        "async_scheduling",
+        "plan a step while the one before it runs (default: on CUDA, where the model leaves the processors free)",
+        action=argparse.BooleanOptionalAction,
     )
     add_count("num_threads", "CPU threads of the model (default: all cores; served: all but one for all workers)")
 

@@ -17,7 +17,8 @@ class AttentionBatch:
     slot_mapping [T]: where each token's key and value go (`block * block_size + offset`).
     block_tables [R, max blocks]: ids of each row's blocks, filled up with the null block 0.
     query_start_locs [R + 1], context_lens [R] (tokens of the row after this step), positions [T].
-    `query_lens` and `row_context_lens` are the same facts on the host, so that nothing waits for the device.
+    `query_lens` and `row_context_lens` are the same facts on the host, so that nothing waits for the device. While a
+    step is captured as a CUDA graph, `row_context_lens` and the tables' width are what a row can have at most.
     `started_blocks`: blocks whose first slot this step writes; whatever they held before is nobody's.
 
     Padding, for backends that `features.cuda_graphs` says can take it: a row of one query whose context_len is 0, whose

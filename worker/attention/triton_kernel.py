@@ -214,10 +214,12 @@ def store(
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token).to(tl.int64)
+    if slot < 0:
+        return
     number = tl.arange(0, WIDTH)
     head = number // HEAD_SIZE
     dim = number % HEAD_SIZE
-    is_stored = (head < NUM_HEADS) & (slot >= 0)
+    is_stored = head < NUM_HEADS
     place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride + head * head_stride + dim
     new_key = tl.load(key + token * key_stride + head * key_head_stride + dim, mask=is_stored)
     new_value = tl.load(value + token * value_stride + head * value_head_stride + dim, mask=is_stored)

@@ -34,7 +34,7 @@ class Tiles:
 
 
 #: Triton's interpreter works through tiles one by one: few and small, and still more than one a row.
-_INTERPRETER = Tiles(Tile(32, 32), Tile(MIN_ROWS, 32))
+_INTERPRETER = Tiles(Tile(64, 32), Tile(MIN_ROWS, 32))
 #: (bytes of a number, head size up to) → tiles of Hopper and what came after it in data centres
 _HOPPER = {
     (2, 64): Tiles(Tile(128, 64, 4, 3), Tile(MIN_ROWS, 64, 4, 4)),
