@@ -2,9 +2,8 @@
 
 import torch
 
-from worker.attention import BACKENDS, BackendType
+from worker.attention import BACKENDS, AttentionNeeds, BackendType
 from worker.choices import choose_backend
-from worker.config import ConfigError
 
 #: where steps are timed: what the engine takes by itself, and on a CPU, where Triton is interpreted, the plain one
 TIMED_BACKEND = {"cuda": "auto", "cpu": "torch_sdpa"}
@@ -19,10 +18,6 @@ def backend_names(device: str) -> list[str]:
 
 def backend_class(name: str, device: str, dtype: torch.dtype, head_size: int, block_size: int) -> BackendType:
     """Raises ConfigError, which names the reason, where the engine would refuse it."""
-    backend_type, _ = choose_backend(name, device, dtype, head_size)
-    features = backend_type.features
-    if features.dtypes and dtype not in features.dtypes:
-        raise ConfigError("dtype", f"{name} does not run {dtype}")
-    if block_size % features.block_size_multiple:
-        raise ConfigError("block_size", f"{block_size} is not a multiple of {features.block_size_multiple}")
-    return backend_type
+    capability = torch.cuda.get_device_capability() if device == "cuda" else None
+    needs = AttentionNeeds(device, dtype, head_size, block_size, capability=capability)
+    return choose_backend(name, needs)[0]

@@ -55,6 +55,7 @@ def load_random(size: ModelSize, dtype: torch.dtype, config: EngineConfig) -> Lo
     resolved = resolve_engine_config(
         config,
         device_type=device,
+        block_size=block_size,
         model_max_len=MAX_POSITIONS,
         block_bytes=block_size * cache_bytes_per_token(size, dtype),
         cache_memory_bytes=0,
@@ -69,7 +70,9 @@ def load_random(size: ModelSize, dtype: torch.dtype, config: EngineConfig) -> Lo
         resolved.max_num_seqs,
         resolved.max_blocks_per_sequence,
     )
-    facts = ModelFacts(Path(size.name), model.vocab_size, (), resolved.max_model_len)
+    facts = ModelFacts(
+        Path(size.name), model.vocab_size, (), resolved.max_model_len, attention_backend=backend_type.name
+    )
     return LoadedModel(runner, pool, resolved, facts)
 
 
