@@ -30,7 +30,7 @@ def time_step(bench: Bench, models: OneAtATime, size: ModelSize, batch: int) -> 
     if not bench.has_memory_for(weights + max(sizes.decode_batches) * cache):
         return Outcome("the device has not the memory for it", verdict=Verdict.LEFT_OUT)
     loaded = models.get(size, lambda: load(bench, size))
-    step = decode_step(batch, sizes.decode_context, loaded.config.block_size)
+    step = decode_step([sizes.decode_context] * batch, loaded.config.block_size)
     step_s = wall_s(lambda: loaded.runner.execute(step), bench.device, sizes.num_repeats)
     bound_s = (weights + batch * cache) / bench.fact("read_bytes_per_s")
     text = (

@@ -1,8 +1,10 @@
 """Llamas with random weights, made on the device itself, in runners and engines: no checkpoint is written or read."""
 
 import gc
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,13 +13,14 @@ from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
 from kv_cache.tensor_pool import TensorPool
 from tests.gpu.backends import backend_class
 from tests.gpu.sizes import ModelSize
-from worker.attention.backend import AttentionFeatures
-from worker.config import EngineConfig, resolve_engine_config
+from worker.attention.backend import AttentionBackend, AttentionFeatures
+from worker.config import EngineConfig, ResolvedConfig, resolve_engine_config
+from worker.decode_graphs import CudaGraphRecorder
 from worker.engine import Engine
 from worker.loading import LoadedModel, ModelFacts
 from worker.model import ATTENTION_NAME, CausalModel, paged_attention
 from worker.model_runner import ModelRunner
-from worker.pool_memory import make_pool
+from worker.pool_memory import make_pool, max_graph_bytes
 
 #: positions that the models have, more than any part needs
 MAX_POSITIONS = 131072
@@ -48,10 +51,35 @@ def random_model(size: ModelSize, dtype: torch.dtype, device: str, features: Att
     return CausalModel(model.eval(), features)
 
 
-def load_random(size: ModelSize, dtype: torch.dtype, config: EngineConfig) -> LoadedModel:
-    """As `worker.loading.load_runner` has it, for a `config` that names a device and a number of blocks."""
+@dataclass(slots=True, eq=False)
+class Parts:
+    """What a runner is made of."""
+
+    model: CausalModel
+    pool: TensorPool
+    backend_type: type[AttentionBackend]
+    config: ResolvedConfig
+
+    def runner(self) -> ModelRunner:
+        config = self.config
+        return ModelRunner(
+            self.model,
+            self.pool,
+            self.backend_type(self.pool),
+            config.max_num_batched_tokens,
+            config.max_num_seqs,
+            config.max_blocks_per_sequence,
+            num_steps_in_flight=2 if config.async_scheduling else 1,
+        )
+
+
+def load_parts(
+    size: ModelSize, dtype: torch.dtype, config: EngineConfig, backend_type: type[AttentionBackend] | None = None
+) -> Parts:
+    """For a `config` that names a device, a block size and a number of blocks; its backend unless another is given."""
     device, block_size = config.device, config.block_size
-    backend_type = backend_class(config.attention_backend, device, dtype, size.head_size, block_size)
+    if backend_type is None:
+        backend_type = backend_class(config.attention_backend, device, dtype, size.head_size, block_size)
     resolved = resolve_engine_config(
         config,
         device_type=device,
@@ -62,18 +90,23 @@ def load_random(size: ModelSize, dtype: torch.dtype, config: EngineConfig) -> Lo
     )
     model = random_model(size, dtype, device, backend_type.features)
     pool = make_pool(model, resolved, resolved.num_device_blocks, resolved.num_host_blocks)
-    runner = ModelRunner(
-        model,
-        pool,
-        backend_type(pool),
-        resolved.max_num_batched_tokens,
-        resolved.max_num_seqs,
-        resolved.max_blocks_per_sequence,
-    )
+    return Parts(model, pool, backend_type, resolved)
+
+
+def load_random(size: ModelSize, dtype: torch.dtype, config: EngineConfig) -> LoadedModel:
+    """As `worker.loading.load_runner` has it, decode steps captured where it captures them."""
+    parts = load_parts(size, dtype, config)
+    runner = parts.runner()
+    if graph_bytes := max_graph_bytes(config, parts.backend_type.features, config.device):
+        print(runner.capture_decode_steps(graph_bytes, CudaGraphRecorder()).note(), file=sys.stderr, flush=True)
     facts = ModelFacts(
-        Path(size.name), model.vocab_size, (), resolved.max_model_len, attention_backend=backend_type.name
+        Path(size.name),
+        parts.model.vocab_size,
+        (),
+        parts.config.max_model_len,
+        attention_backend=parts.backend_type.name,
     )
-    return LoadedModel(runner, pool, resolved, facts)
+    return LoadedModel(runner, parts.pool, parts.config, facts)
 
 
 class RandomEngine(Engine):

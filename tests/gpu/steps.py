@@ -1,5 +1,7 @@
 """Steps of known content for a runner: decodes behind so much context, or a chunk of one prompt."""
 
+from collections.abc import Sequence
+
 from scheduler.outputs import ScheduledChunk, SchedulerOutputs
 
 
@@ -7,22 +9,17 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def decode_step(num_rows: int, context: int, block_size: int) -> SchedulerOutputs:
-    """Each row's newest token, at place `context - 1`, over blocks of its own from block 1 on."""
-    columns = blocks_for(context, block_size)
-    chunks = [
-        ScheduledChunk(
-            f"row {row}",
-            row,
-            context - 1,
-            [row % 100 + 3],
-            list(range(1 + row * columns, 1 + (row + 1) * columns)),
-            is_prefill=False,
-            do_sample=True,
+def decode_step(contexts: Sequence[int], block_size: int) -> SchedulerOutputs:
+    """A row for each of `contexts`: its newest token, the last of so many, over blocks of its own from block 1 on."""
+    chunks, first_block = [], 1
+    for row, context in enumerate(contexts):
+        end_block = first_block + blocks_for(context, block_size)
+        table = list(range(first_block, end_block))
+        chunks.append(
+            ScheduledChunk(f"row {row}", row, context - 1, [row % 100 + 3], table, is_prefill=False, do_sample=True)
         )
-        for row in range(num_rows)
-    ]
-    return SchedulerOutputs(1, chunks, num_batched_tokens=num_rows)
+        first_block = end_block
+    return SchedulerOutputs(1, chunks, num_batched_tokens=len(chunks))
 
 
 def prefill_step(chunk_len: int, context: int, block_size: int) -> SchedulerOutputs:

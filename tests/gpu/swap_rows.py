@@ -8,7 +8,7 @@ from kv_cache.tensor_pool import TensorPool
 from tests.gpu.parts import Bench, Case
 from tests.gpu.report import Outcome, judged
 from tests.gpu.timing import wait_for, wall_s
-from worker.rates import measure_swap_rate
+from worker.rates import measure_swap_rates
 
 GIGA = 10**9
 #: the cache of a 1B Llama
@@ -45,11 +45,11 @@ def swap_rates(bench: Bench, block_size: int) -> Outcome:
     )
     num_bytes = count * block_bytes
     down_s, up_s = _link_s(num_bytes, device, sizes.num_repeats)
-    believed = measure_swap_rate(pool, time.perf_counter)
-    text = (
+    believed = measure_swap_rates(pool, time.perf_counter)
+    text = (  # what an engine measures at its start is told beside it
         f"out {num_bytes / out_s / GIGA:.1f} GB/s ({down_s / out_s:.0%} of the link), "
-        f"in {num_bytes / in_s / GIGA:.1f} GB/s ({up_s / in_s:.0%}); the engine believes "
-        f"{believed * block_bytes / GIGA:.1f} GB/s" + ("" if is_whole else "; blocks came back changed")
+        f"in {num_bytes / in_s / GIGA:.1f} GB/s ({up_s / in_s:.0%}); {believed.note(block_bytes)}"
+        f"{'' if is_whole else '; blocks came back changed'}"
     )
     figures = {
         "out_bytes_per_s": num_bytes / out_s,
