@@ -53,6 +53,9 @@ class LateDevice:
         #: the most passes that were launched and had not run
         self.max_behind = 0
 
+    def only_when_waited_for(self) -> None:
+        self._eagerness = 0.0
+
     def launch(self, stream: str, run: Callable[[], Any], after: list[Work] | None = None) -> Work:
         self.come_by()
         work = Work(self, run, after or [])

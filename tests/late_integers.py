@@ -104,7 +104,8 @@ class IntegerEngine(Engine):
         pool: Any = IntegerPool(resolved.block_size, resolved.num_device_blocks, resolved.num_host_blocks)
         self.integers = pool
         runner: Any = IntegerRunner(PacedModel(VOCAB_SIZE, LETTERS), pool)
-        self._wire(LoadedModel(runner, pool, resolved, ModelFacts(Path(), VOCAB_SIZE, (), resolved.max_model_len)), clock)
+        facts = ModelFacts(Path(), VOCAB_SIZE, (), resolved.max_model_len)
+        self._wire(LoadedModel(runner, pool, resolved, facts), clock)
 
 
 def poison_freed_blocks(engine: IntegerEngine, device: LateDevice) -> None:
