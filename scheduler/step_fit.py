@@ -43,7 +43,7 @@ class StepTimes(RunListener):
         self.pauses_s: list[float] = []
 
     def arrived(self, arrival: Arrival) -> None:
-        if self._num_open == 0:
+        if self._num_open == 0 and not self._begun_s:
             self._last_end_s = None  # the pause before it was idle
         self._num_open += arrival.num_open_samples
 

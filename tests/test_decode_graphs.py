@@ -11,9 +11,9 @@ from scheduler.outputs import PENDING_TOKEN_ID, ScheduledChunk, SchedulerOutputs
 from tests.fake_graphs import FakeRecorder
 from tests.plain_decodes import PlainDecodesBackend
 from tests.tiny_models import FAMILIES, VOCAB_SIZE, save_tiny_model
-from worker.attention import AttentionBackend, AttentionBatch, AttentionFeatures, TorchSdpaBackend
+from worker.attention import AttentionBackend, AttentionBatch, AttentionFeatures, TorchSdpaBackend, TritonBackend
 from worker.config import DEFAULT_CUDA_GRAPH_BYTES, EngineConfig, resolve_engine_config
-from worker.decode_graphs import padded_sizes
+from worker.decode_graphs import Work, padded_sizes
 from worker.engine import Engine
 from worker.loading import LoadedModel, load_model_config, load_runner
 from worker.model import CausalModel, load_causal_model
@@ -109,6 +109,23 @@ def test_a_padded_replay_gives_the_logits_and_the_cache_of_the_step_itself(
         assert torch.equal(got.argmax(-1), want.argmax(-1))
         torch.testing.assert_close(replayed.blocks(), eager.blocks(), atol=1e-5, rtol=1e-5)
         assert not replayed.blocks()[:, :, 0].any(), "the null block is no longer zero"
+
+
+class Rerunning(FakeRecorder):
+    """For kernels that are not PyTorch's: a replay runs the captured work again, with the batch as it was captured."""
+
+    def capture(self, work: Work) -> Work:
+        super().capture(lambda: None)
+        return work
+
+
+def test_our_kernels_take_padded_steps(folders: dict[str, Path]) -> None:
+    model = load_plain(folders["mistral"])
+    eager, replayed = Decoding(model, TritonBackend), Decoding(model, TritonBackend)
+    assert replayed.runner.capture_decode_steps(AMPLE_BYTES, Rerunning()).sizes == [1, 2, 4, 8, 12]
+    torch.testing.assert_close(replayed.step([3, 9, 1]), eager.step([3, 9, 1]), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(replayed.blocks(), eager.blocks(), atol=1e-5, rtol=1e-5)
+    assert not replayed.blocks()[:, :, 0].any()
 
 
 def test_padding_and_capturing_touch_no_block(folders: dict[str, Path]) -> None:

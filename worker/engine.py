@@ -19,6 +19,7 @@ from scheduler import (
 )
 from scheduler.records import StepRecord
 from worker.config import EngineConfig
+from worker.device import open_device
 from worker.engine_lives import EngineLives
 from worker.engine_totals import EngineTotals
 from worker.grammar.errors import GrammarBusyError, GrammarError
@@ -68,6 +69,7 @@ class Engine:
         self._recorder = open_recorder(config.record)
         self.scheduler = Scheduler(config.scheduler_config(), self.block_manager, self._recorder)
         self.lives = EngineLives(clock, is_fair=self.scheduler.share is not None)
+        self._device = open_device(loaded.tensor_pool.device)
         sampler = Sampler(facts.vocab_size, facts.eos_token_ids, loaded.tensor_pool.device)
         self._step_sampler = StepSampler(sampler, facts.vocab_size, config.block_size)
         self._keys: PrefixKeys | None = None
@@ -150,7 +152,7 @@ class Engine:
         if not outputs.is_empty:
             self._move_blocks(outputs, planned)
             logits = self._runner.run(prepared, None if before is None else before.on_device())
-            launched = RunningStep(outputs, planned, logits)
+            launched = RunningStep(outputs, planned, logits, self._device.record())
         self._settle(before)
         if launched is None:
             self.lives.settled(planned)
@@ -181,6 +183,8 @@ class Engine:
         if self._running is None or samples is None:
             return
         outputs, record = self._running.outputs, self._running.record
+        if samples.sampled is None:
+            self._running.ended.wait()
         self._running = None
         unscored = self._score_prompts(outputs.chunks) if outputs.num_prefill_tokens else set()
         sampled = self._step_sampler.collect(samples)

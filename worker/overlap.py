@@ -21,16 +21,19 @@ import torch
 
 from scheduler import ScheduledChunk, SchedulerOutputs
 from scheduler.records import StepRecord
+from worker.device import Event
 from worker.open_request import OpenRequest
 
 
 @dataclass(slots=True, eq=False)
 class RunningStep:
-    """A step that was launched and is not settled. `logits` [sampling chunks, vocabulary] hold until the next pass."""
+    """A step that was launched and is not settled. `logits` [sampling chunks, vocabulary] hold until the next pass.
+    `ended`: the pass has, for steps that sample nothing, or nothing any more."""
 
     outputs: SchedulerOutputs
     record: StepRecord
     logits: torch.Tensor
+    ended: Event
 
 
 def may_plan_past(chunks: Iterable[ScheduledChunk], requests: Mapping[str, OpenRequest]) -> bool:
