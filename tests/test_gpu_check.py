@@ -139,7 +139,7 @@ def test_a_backend_that_is_a_little_off_fails_its_row(
     monkeypatch.setattr(attention_rows, "backend_class", lambda *_: backend)
     outcome = attention_rows.compare(Bench(DRY_RUN, FACTS), "torch_sdpa", torch.float32, 16)
     assert outcome.verdict is verdict, outcome.text
-    assert outcome.figures["num_batches"] == 2  # with and without a window; softcapping is refused
+    assert outcome.figures["num_batches"] == 4  # with a window and without; softcapping is refused
     assert "softcap" in outcome.text
 
 

@@ -25,7 +25,7 @@ from worker.config import (
 )
 from worker.decode_graphs import CudaGraphRecorder
 from worker.model import shape_from_config
-from worker.model_runner import ModelRunner
+from worker.model_runner import ModelRunner, RunnableModel
 from worker.model_support import check_model_supported, check_remote_code
 from worker.pool_memory import (
     cache_bytes,
@@ -153,15 +153,7 @@ def load_runner(config: EngineConfig) -> LoadedModel:
         tensor_pool = make_pool(model, resolved, resolved.num_device_blocks, resolved.num_host_blocks)
     except RuntimeError as error:
         refuse_pool(config, model, resolved, error)
-    runner = ModelRunner(
-        model,
-        tensor_pool,
-        backend_type(tensor_pool),
-        resolved.max_num_batched_tokens,
-        resolved.max_num_seqs,
-        resolved.max_blocks_per_sequence,
-        num_steps_in_flight=2 if resolved.async_scheduling else 1,
-    )
+    runner = make_runner(model, tensor_pool, backend_type, resolved)
     if graph_bytes:
         print(runner.capture_decode_steps(graph_bytes, CudaGraphRecorder()).note(), file=sys.stderr, flush=True)
     facts = ModelFacts(
@@ -173,6 +165,20 @@ def load_runner(config: EngineConfig) -> LoadedModel:
         attention_backend=backend_type.name,
     )
     return LoadedModel(runner, tensor_pool, resolved, facts)
+
+
+def make_runner(
+    model: RunnableModel, tensor_pool: TensorPool, backend_type: BackendType, resolved: ResolvedConfig
+) -> ModelRunner:
+    return ModelRunner(
+        model,
+        tensor_pool,
+        backend_type(tensor_pool),
+        resolved.max_num_batched_tokens,
+        resolved.max_num_seqs,
+        resolved.max_blocks_per_sequence,
+        num_steps_in_flight=2 if resolved.async_scheduling else 1,
+    )
 
 
 def load_model_config(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:

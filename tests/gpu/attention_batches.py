@@ -29,13 +29,14 @@ class RandomBatch:
         head_size: int,
         dtype: torch.dtype,
         device: str,
+        only_decodes: bool,
     ) -> None:
         self._block_size = block_size
         self.scale = head_size**-0.5
         numbers = random.Random(seed)
         generator = torch.Generator(device).manual_seed(seed)
         contexts = [numbers.randint(1, max_context) for _ in range(num_rows)]
-        lengths = [numbers.choice((1, numbers.randint(1, context))) for context in contexts]
+        lengths = [1 if only_decodes else numbers.choice((1, numbers.randint(1, context))) for context in contexts]
         columns = [-(-context // block_size) for context in contexts]
         num_blocks = sum(columns) + 1
         self.pool = TensorPool(1, num_blocks, 0, block_size, heads[1], head_size, dtype, device)

@@ -1,7 +1,5 @@
 """Each attention backend against plain attention over random mixed batches: block sizes, windows, softcap, groups."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -10,22 +8,13 @@ from tests.gpu.attention_batches import RandomBatch
 from tests.gpu.backends import backend_class, backend_names
 from tests.gpu.parts import Bench, Case
 from tests.gpu.report import Outcome, Verdict, judged
+from tests.gpu.sizes import AttentionMix
 from worker.attention import AttentionNotSupported
 from worker.config import ConfigError
 
 #: how far a number may be off, by dtype; values are at most 2
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 BLOCK_SIZES = (16, 256)
-SOFTCAP = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    window: int | None
-    softcap: float | None
-
-
-VARIANTS = (Variant(None, None), Variant(50, None), Variant(None, SOFTCAP), Variant(50, SOFTCAP))
 
 
 def cases(bench: Bench) -> list[Case]:
@@ -41,17 +30,19 @@ def cases(bench: Bench) -> list[Case]:
 
 
 def compare(bench: Bench, name: str, dtype: torch.dtype, block_size: int) -> Outcome:
-    """The greatest difference over every variant and number of heads. What a backend refuses is named."""
+    """The greatest difference over all mixes of heads, windows and softcaps, in mixed steps and in those of decodes
+    alone. What a backend refuses is named."""
     greatest, num_batches, refusals = 0.0, 0, []
     try:
-        for batch, variant in _batches(bench, dtype, block_size):
-            backend = backend_class(name, bench.device, dtype, batch.pool.head_size, block_size)
+        for seed, (mix, only_decodes) in enumerate(product(bench.sizes.attention_mixes, (False, True))):
+            backend = backend_class(name, bench.device, dtype, mix.head_size, block_size)
+            batch = _batch(bench, seed, mix, dtype, block_size, only_decodes=only_decodes)
             try:
-                got = batch.run(backend, variant.window, variant.softcap)
+                got = batch.run(backend, mix.window, mix.softcap)
             except AttentionNotSupported as error:
                 refusals.append(str(error))
                 continue
-            difference = (got.double() - batch.wanted(variant.window, variant.softcap)).abs().max().item()
+            difference = (got.double() - batch.wanted(mix.window, mix.softcap)).abs().max().item()
             # NaN is greater than nothing, and must not pass.
             greatest = max(greatest, difference) if difference == difference else torch.inf
             num_batches += 1
@@ -63,18 +54,17 @@ def compare(bench: Bench, name: str, dtype: torch.dtype, block_size: int) -> Out
     return judged(num_batches > 0 and greatest <= LIMITS[dtype], text, figures)
 
 
-def _batches(bench: Bench, dtype: torch.dtype, block_size: int) -> Iterator[tuple[RandomBatch, Variant]]:
-    sizes = bench.sizes
-    mixes = product(sizes.attention_head_sizes, sizes.attention_heads, VARIANTS)
-    for seed, (head_size, heads, variant) in enumerate(mixes):
-        batch = RandomBatch(
-            seed,
-            num_rows=sizes.attention_rows,
-            max_context=sizes.attention_context,
-            block_size=block_size,
-            heads=heads,
-            head_size=head_size,
-            dtype=dtype,
-            device=bench.device,
-        )
-        yield batch, variant
+def _batch(
+    bench: Bench, seed: int, mix: AttentionMix, dtype: torch.dtype, block_size: int, *, only_decodes: bool
+) -> RandomBatch:
+    return RandomBatch(
+        seed,
+        num_rows=bench.sizes.attention_rows,
+        max_context=bench.sizes.attention_context,
+        block_size=block_size,
+        heads=mix.heads,
+        head_size=mix.head_size,
+        dtype=dtype,
+        device=bench.device,
+        only_decodes=only_decodes,
+    )

@@ -1,4 +1,4 @@
-"""Llamas with random weights, made on the device itself, in runners and engines: no checkpoint is written or read."""
+"""Llamas with random weights, made on the device itself, in runners and engines: no checkpoint is read."""
 
 import gc
 import sys
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
+from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from kv_cache.tensor_pool import TensorPool
 from tests.gpu.backends import backend_class
@@ -17,7 +17,7 @@ from worker.attention.backend import AttentionBackend, AttentionFeatures
 from worker.config import EngineConfig, ResolvedConfig, resolve_engine_config
 from worker.decode_graphs import CudaGraphRecorder
 from worker.engine import Engine
-from worker.loading import LoadedModel, ModelFacts
+from worker.loading import LoadedModel, ModelFacts, make_runner
 from worker.model import ATTENTION_NAME, CausalModel, paged_attention
 from worker.model_runner import ModelRunner
 from worker.pool_memory import make_pool, max_graph_bytes
@@ -42,13 +42,16 @@ def llama_config(size: ModelSize) -> LlamaConfig:
     )
 
 
-def random_model(size: ModelSize, dtype: torch.dtype, device: str, features: AttentionFeatures) -> CausalModel:
-    """The same weights each time."""
+def random_weights(size: ModelSize, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    """The same each time."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(llama_config(size), dtype=dtype, attn_implementation=ATTENTION_NAME)
-    return CausalModel(model.eval(), features)
+        return AutoModelForCausalLM.from_config(llama_config(size), dtype=dtype, attn_implementation=ATTENTION_NAME)
+
+
+def random_model(size: ModelSize, dtype: torch.dtype, device: str, features: AttentionFeatures) -> CausalModel:
+    return CausalModel(random_weights(size, dtype, device).eval(), features)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,16 +64,7 @@ class Parts:
     config: ResolvedConfig
 
     def runner(self) -> ModelRunner:
-        config = self.config
-        return ModelRunner(
-            self.model,
-            self.pool,
-            self.backend_type(self.pool),
-            config.max_num_batched_tokens,
-            config.max_num_seqs,
-            config.max_blocks_per_sequence,
-            num_steps_in_flight=2 if config.async_scheduling else 1,
-        )
+        return make_runner(self.model, self.pool, self.backend_type, self.config)
 
 
 def load_parts(

@@ -55,12 +55,13 @@ class Bench:
 #: `machine` comes first: the others hold their figures against its
 PARTS = {
     MACHINE: Part("tests.gpu.machine", 60),
-    "attention": Part("tests.gpu.attention_rows", 75),
+    "attention": Part("tests.gpu.attention_rows", 120),
     "sampler": Part("tests.gpu.sampler_rows", 30),
-    "engine": Part("tests.gpu.engine_rows", 75),
+    "engine": Part("tests.gpu.engine_rows", 100),
     "graphs": Part("tests.gpu.graph_rows", 60),
     "swap": Part("tests.gpu.swap_rows", 40),
     "overlap": Part("tests.gpu.overlap_rows", 60),
+    "start": Part("tests.gpu.start_rows", 90),
     "decode": Part("tests.gpu.decode_rows", 90),
     "prefill": Part("tests.gpu.prefill_rows", 60),
     "long_prompt": Part("tests.gpu.long_prompt_rows", 90),

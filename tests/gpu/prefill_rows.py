@@ -63,6 +63,7 @@ def load(bench: Bench, size: ModelSize) -> LoadedModel:
         max_num_batched_tokens=sizes.prefill_chunk,
         num_device_blocks=1 + blocks_for(longest + 1, block_size),
         num_host_blocks=1,
+        enforce_eager=True,
     )
     loaded = load_random(size, sizes.dtype, config)
     fill_with_noise(loaded.tensor_pool)

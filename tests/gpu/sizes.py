@@ -29,6 +29,16 @@ LLAMA_8B = ModelSize("8B", 4096, 14336, 32, 32, 8, 128256, False)
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionMix:
+    """`heads`: of queries, of keys."""
+
+    head_size: int
+    heads: tuple[int, int]
+    window: int | None
+    softcap: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class LongPromptSizes:
     """`num_answers` are streaming, each after `prompt_len` tokens, when a prompt of `long_len` comes; `budget` is that
     of the chunked policy. `num_steps_before` and `_after`: steps of which the gaps are counted around the prompt."""
@@ -43,14 +53,12 @@ class LongPromptSizes:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """`attention_heads`: of queries, of keys. `dtype` is that of the models whose steps are timed. `engine_backends`
-    empty: all of them."""
+    """`dtype` is that of the models whose steps are timed. `engine_backends` empty: all of them."""
 
     device: str
     dtype: torch.dtype
     attention_dtypes: tuple[torch.dtype, ...]
-    attention_head_sizes: tuple[int, ...]
-    attention_heads: tuple[tuple[int, int], ...]
+    attention_mixes: tuple[AttentionMix, ...]
     attention_rows: int
     attention_context: int
     engine_backends: tuple[str, ...]
@@ -79,8 +87,12 @@ ON_GPU = Sizes(
     device="cuda",
     dtype=torch.bfloat16,
     attention_dtypes=(torch.float32, torch.float16, torch.bfloat16),
-    attention_head_sizes=(64, 128),
-    attention_heads=((8, 8), (8, 2), (8, 1)),
+    # Each is compiled for itself, once for every dtype and block size.
+    attention_mixes=(
+        AttentionMix(64, (8, 8), None, None),
+        AttentionMix(128, (8, 2), 200, None),
+        AttentionMix(128, (8, 1), 200, 30.0),
+    ),
     attention_rows=24,
     attention_context=2000,
     engine_backends=(),
@@ -106,8 +118,11 @@ DRY_RUN = Sizes(
     dtype=torch.float32,
     # Triton's interpreter multiplies bfloat16 wrongly.
     attention_dtypes=(torch.float32, torch.float16),
-    attention_head_sizes=(64,),
-    attention_heads=((4, 2),),
+    attention_mixes=(
+        AttentionMix(64, (4, 2), None, None),
+        AttentionMix(64, (4, 4), 20, None),
+        AttentionMix(64, (4, 1), 20, 30.0),
+    ),
     attention_rows=4,
     attention_context=70,
     engine_backends=("torch_sdpa",),
