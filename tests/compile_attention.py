@@ -59,9 +59,15 @@ def main() -> None:
             tile = tiles.single if is_single else tiles.chunk
             constants = {
                 **sizes,
-                **{"BLOCK_SIZE": BLOCK_SIZE, "GROUP": GROUP, "TILE_ROWS": tile.rows, "TILE_KEYS": tile.keys},
-                **{"WINDOW": asked["window"], "SOFTCAP": asked["softcap"], "UPCAST": False},
-                **{"IS_SINGLE": is_single, "IS_SPLIT": is_single},
+                "BLOCK_SIZE": BLOCK_SIZE,
+                "GROUP": GROUP,
+                "TILE_ROWS": tile.rows,
+                "TILE_KEYS": tile.keys,
+                "WINDOW": asked["window"],
+                "SOFTCAP": asked["softcap"],
+                "UPCAST": False,
+                "IS_SINGLE": is_single,
+                "IS_SPLIT": is_single,
             }
             options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
             compiled = compile_for(capability, triton_kernel.attend, dtype, constants, **options)

@@ -35,8 +35,8 @@ class Tiles:
 
 #: Triton's interpreter works through tiles one by one: few and small, and still more than one a row.
 _INTERPRETER = Tiles(Tile(64, 32), Tile(MIN_ROWS, 32))
-#: (bytes of a number, head size up to) → tiles of Hopper and what came after it in data centres. The block table must be
-#: read before the keys are: Triton makes a second buffer for keys and values from 5 stages on, and from 3 on where
+#: (bytes of a number, head size up to) → tiles of Hopper and what came after it in data centres. The block table must
+#: be read before the keys are: Triton makes a second buffer for keys and values from 5 stages on, and from 3 on where
 #: it takes Hopper's asynchronous multiplications.
 _HOPPER = {
     (2, 64): Tiles(Tile(128, 64, 4, 3), Tile(MIN_ROWS, 64, 4, 5)),
