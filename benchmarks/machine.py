@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.driving import drive
-from scheduler.recording_reader import Recording
+from scheduler.recording_reader import Recording, RecordingError
 from scheduler.replay import Replayer
-from scheduler.step_fit import StepTimes
+from scheduler.step_fit import FitError, StepTimes
 from scheduler.step_model import StepModel, StepWork
 from worker.config import EngineConfig
 from worker.engine import Engine
@@ -63,10 +63,13 @@ def record_run(path: Path, model: str, num_threads: int | None, parts: Sequence[
 
 
 def read_machine(path: Path) -> Machine:
-    """From a recording. Raises RecordingError or FitError."""
+    """From a recording. Raises RecordingError or FitError, which says so if this version decides otherwise than the
+    one that wrote it."""
     recording = Recording(path)
     times = StepTimes(recording.pools.block_size)
-    Replayer(recording, [times]).run()
+    difference = Replayer(recording, [times]).run().difference
+    if difference is not None:
+        raise FitError(f"{path}: this version decides step {difference.step_id} otherwise than recorded; record anew")
     model = times.fit()
     noise = tuple(
         duration_s / model.step_s(work) for work, duration_s in zip(times.works, times.durations_s, strict=True)
@@ -77,7 +80,10 @@ def read_machine(path: Path) -> Machine:
 def machine_of(recording: Path | None, model: str, num_threads: int | None) -> Machine:
     """From this recording, or from a run that is recorded now."""
     if recording is not None:
-        return read_machine(recording)
+        try:
+            return read_machine(recording)
+        except (RecordingError, FitError) as error:
+            raise SystemExit(f"--recording: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "machine.rec"
         record_run(path, model, num_threads)

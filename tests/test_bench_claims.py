@@ -9,7 +9,7 @@ import pytest
 from benchmarks.capacity import Choice, budgets_of, choose_budget, ratio
 from benchmarks.driving import BusyClock, drive, level_missed
 from benchmarks.governor import simulated
-from benchmarks.machine import Machine, NoisySteps, read_machine, record_run
+from benchmarks.machine import Machine, NoisySteps, machine_of, read_machine, record_run
 from benchmarks.preemption import auto_over_better, lengths_of, num_pool_blocks
 from benchmarks.step_records import make_again, record_s
 from deployments.bench.prompts import PromptMaker
@@ -18,6 +18,7 @@ from deployments.bench.slo import Slo
 from deployments.bench.traces import TraceRecord
 from deployments.bench.workloads import TraceWorkload
 from scheduler.config import SchedulerPolicy
+from scheduler.recording_reader import Planned, Recording
 from scheduler.step_model import StepModel
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 from worker.config import EngineConfig
@@ -120,3 +121,12 @@ def test_a_recorded_run_gives_a_model_and_its_noise(tiny: Path, tmp_path: Path) 
     assert machine.model.step_s((1.0, 64, 2, 200, 64 * 64, 0)) > 0.0
     assert len(machine.noise) > 20
     assert 0.3 < sorted(machine.noise)[len(machine.noise) // 2] < 3.0
+
+
+def test_a_recording_that_is_decided_otherwise_now_is_refused_by_name(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "machine.rec"
+    record_run(path, str(tiny), 1, parts=((1, 1),))
+    first_digest = next(event.digest for event in Recording(path).events() if isinstance(event, Planned))
+    path.write_text(path.read_text().replace(first_digest, "0" * len(first_digest), 1))
+    with pytest.raises(SystemExit, match=r"--recording: .*machine\.rec: this version decides step 1 otherwise"):
+        machine_of(path, str(tiny), 1)

@@ -180,8 +180,6 @@ def test_what_was_caused_is_counted(run: Run) -> None:
     assert run.whole("stallfree_preemptions_total", mode="swap") > 0
     for tenant in ("alpha", "beta", "other"):
         assert run.whole("stallfree_tenant_requests_total", tenant=tenant) > 0
-    # A worker was seen to be down, and is up again.
-    assert run.prometheus.has_data("stallfree_worker_up == 0")
     assert len(run.prometheus.newest("stallfree_worker_up == 1")) == 2
 
 
