@@ -74,6 +74,15 @@ WORKER_METRICS = (
         "Time that steps waited for blocks to be moved or copied; on CUDA for the order to move them",
         WORKER,
     ),
+    gauge(
+        "stallfree_swap_bytes_per_second",
+        "What one batched copy of KV cache blocks reached at start, to the host (out) and back (in); the choice of "
+        "preemption rests on it",
+        WORKER,
+        "direction",
+        "in",
+        "out",
+    ),
     counter(
         "stallfree_discarded_tokens_total",
         "Computed tokens whose keys and values were thrown away by preemption; they are computed again, but for those "

@@ -27,7 +27,7 @@ _POISON = -2
 class IntegerPool:
     """In the place of `TensorPool`: a block is a list of slots."""
 
-    device = "cpu"
+    device = torch.device("cpu")
     num_block_bytes = 1
 
     def __init__(self, block_size: int, num_device_blocks: int, num_host_blocks: int) -> None:
@@ -44,6 +44,9 @@ class IntegerPool:
             self.blocks[destination] = list(self._host[source])
         for source, destination in copy:
             self.blocks[destination] = list(self.blocks[source])
+
+    def time_swap_s(self, out: list[tuple[int, int]], into: list[tuple[int, int]], clock: object) -> float:
+        return 0.0
 
     def poison(self, block: int) -> None:
         self.blocks[block] = [_POISON] * self.block_size

@@ -74,6 +74,7 @@ SIZES = [
     "kv_cache_memory",
     "chunk_alignment",
     "num_threads",
+    "cuda_graph_memory",
 ]
 
 

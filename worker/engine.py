@@ -4,6 +4,7 @@ One thread drives it: add requests, call `step` while `has_unfinished`, hand the
 """
 
 import secrets
+import sys
 import time
 from collections.abc import Callable
 
@@ -28,7 +29,7 @@ from worker.open_request import OpenRequest, beam_search_of, scheduler_request
 from worker.overlap import RunningStep, may_plan_past, rows_that_go_on
 from worker.prefix_keys import PrefixKeys
 from worker.prompt_scores import PromptScores, score_prompts
-from worker.rates import PrefillRate, StepSpeed, measure_swap_rate
+from worker.rates import PrefillRate, StepSpeed, measure_swap_rates
 from worker.recorder import open_recorder
 from worker.request_checks import RequestError, checked_outputs
 from worker.sampler import Sampler
@@ -46,6 +47,8 @@ class Engine:
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         """Loads the model and runs it once. Raises ConfigError and the loaders' errors, which name what is wrong."""
         self._wire(load_runner(config), clock)
+        if self.num_host_blocks:
+            print(self.swap_rates.note(self.num_block_bytes), file=sys.stderr, flush=True)
 
     def _wire(self, loaded: LoadedModel, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -58,6 +61,7 @@ class Engine:
         self.eos_token_ids = facts.eos_token_ids
         self.max_model_len = facts.max_model_len
         self.generation_defaults = facts.generation_defaults
+        self.attention_backend = facts.attention_backend
         self.block_size = config.block_size
         self.num_device_blocks = config.num_device_blocks
         self.num_host_blocks = config.num_host_blocks
@@ -81,7 +85,7 @@ class Engine:
         self.totals = EngineTotals()
         self._prefill_rate = PrefillRate()
         self._speed = StepSpeed()
-        self._swap_blocks_per_s = measure_swap_rate(loaded.tensor_pool, clock)
+        self.swap_rates = measure_swap_rates(loaded.tensor_pool, clock)
         self._warm_up()
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -244,7 +248,7 @@ class Engine:
     def _count(self, record: StepRecord) -> None:
         self._speed.learn(record)
         if self._prefill_rate.learn(record):
-            self.scheduler.set_rates(self._prefill_rate.tokens_per_s, self._swap_blocks_per_s)
+            self.scheduler.set_rates(self._prefill_rate.tokens_per_s, self.swap_rates.blocks_per_s)
         self.totals.count(record)
 
     # -- state ---------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 from kv_cache.tensor_pool import TensorPool
 from scheduler.outputs import PENDING_TOKEN_ID, SchedulerOutputs
 from worker.attention.backend import AttentionBackend, AttentionBatch
+from worker.decode_graphs import CaptureReport, DecodeGraphs, GraphRecorder, padded_sizes
 from worker.device import open_device
 from worker.flat_batch import FlatBatch
 from worker.model import ModelShape
@@ -37,12 +38,15 @@ class RunnableModel(Protocol):
 
 @dataclass(slots=True, eq=False)
 class PreparedStep:
-    """A step as flat tensors, ready to run once; `pending` are tokens that the step before is still to sample."""
+    """A step as flat tensors, ready to run once; `pending` are tokens that the step before is still to sample. With a
+    `graph_size` it was filled up to so many rows, of which `num_rows` are its own."""
 
     input_ids: torch.Tensor
     logit_rows: torch.Tensor
     batch: AttentionBatch
     pending: PendingTokens | None
+    num_rows: int
+    graph_size: int | None
 
 
 class ModelRunner:
@@ -69,6 +73,17 @@ class ModelRunner:
             model.device,
             num_steps_in_flight,
         )
+        self._max_num_seqs = max_num_seqs
+        self._graphs: DecodeGraphs | None = None
+
+    def capture_decode_steps(self, max_bytes: int, recorder: GraphRecorder) -> CaptureReport:
+        """From now on run steps of one token a row as graphs, as many sizes as `max_bytes` of the device's memory have
+        room for. The backend must be one that can be captured."""
+        assert self._backend.features.cuda_graphs, f"{self._backend.name} plans each step on the host"
+        graphs = DecodeGraphs(self._batch, self._forward, self._model.vocab_size, self._model.device)
+        report = graphs.capture(padded_sizes(self._max_num_seqs), max_bytes, recorder)
+        self._graphs = graphs if report.sizes else None
+        return report
 
     def prepare(self, outputs: SchedulerOutputs) -> PreparedStep | None:
         """The host's part of a step, while the one before may still run; None: there is nothing to run. To be run
@@ -76,11 +91,14 @@ class ModelRunner:
         chunks = outputs.chunks
         if not chunks:
             return None
-        input_ids, logit_rows, batch = self._batch.fill(chunks)
+        graphs, size = self._graphs, None
+        if graphs is not None and (size := graphs.size_for(chunks)) is not None:
+            chunks = graphs.padded(chunks, size)
+        input_ids, logit_rows, batch = self._batch.fill(chunks, has_fixed_shape=size is not None)
         pending = None
         if self._batch.lowest_token_id <= PENDING_TOKEN_ID:
             pending = pending_tokens(chunks)
-        return PreparedStep(input_ids, logit_rows, batch, pending)
+        return PreparedStep(input_ids, logit_rows, batch, pending, len(outputs.chunks), size)
 
     @torch.inference_mode()
     def run(self, step: PreparedStep | None, before: DeviceTokens | None = None) -> torch.Tensor:
@@ -93,8 +111,14 @@ class ModelRunner:
         if step.pending is not None:
             assert before is not None, "a token was scheduled that is not known yet"
             step.pending.fill_in(step.input_ids, before, self._device)
-        self._backend.begin(step.batch)
-        return self._model.forward(step.input_ids, step.batch.positions, step.logit_rows, self._backend)
+        if step.graph_size is not None:
+            assert self._graphs is not None
+            return self._graphs.replay(step.graph_size)[: step.num_rows]
+        return self._forward(step.input_ids, step.logit_rows, step.batch)
+
+    def _forward(self, input_ids: torch.Tensor, logit_rows: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        self._backend.begin(batch)
+        return self._model.forward(input_ids, batch.positions, logit_rows, self._backend)
 
     def execute(self, outputs: SchedulerOutputs) -> torch.Tensor:
         """`prepare` and `run` of a step whose tokens are all known."""
