@@ -10,6 +10,7 @@ import torch
 
 from kv_cache.tensor_pool import TensorPool
 from scheduler.outputs import ScheduledChunk
+from tests.gpu.timing import wait_for
 from worker.attention import AttentionBackend, AttentionBatch
 from worker.flat_batch import FlatBatch
 
@@ -66,6 +67,7 @@ class RandomBatch:
             queries = keys.repeat_interleave(self._queries[0].shape[1] // keys.shape[1], dim=1)
             backend.begin(self._batch(earlier))
             backend.forward(0, queries, keys, values, scale=self.scale)
+            wait_for(self.pool.device.type)  # the next batch is filled into the same memory of the host
         keys, values = self._tokens(self._spans)
         backend.begin(self._batch(self._spans))
         return backend.forward(
