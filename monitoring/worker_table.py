@@ -170,7 +170,7 @@ WORKER_METRICS = (
     histogram("stallfree_step_seconds", "Duration of each step", WORKER, _STEP_BUCKETS_S),
     info(
         "stallfree_worker_info",
-        "What this worker runs: the build, and options as they were given",
+        "What this worker runs: the build, options as they were given, and the attention backend chosen by them",
         WORKER,
         *("version", "torch", "device", "dtype", "attention_backend", "block_size", "max_model_len"),
         *("scheduler_policy", "queue_policy", "preemption_mode", "prefix_caching"),

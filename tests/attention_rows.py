@@ -76,7 +76,7 @@ class Rows:
         return backend
 
     def filled(self, backend_type: type[AttentionBackend]) -> AttentionBackend:
-        """As `backend`, for those that keep keys and values as the pool's shape says: the test writes the earlier ones."""
+        """As `backend`, for those that keep keys and values as the pool's shape says: the earlier ones lie there."""
         for table, (query, *cached) in zip(self._tables, self.rows, strict=True):
             num_earlier = len(cached[0]) - len(query)
             slots = [

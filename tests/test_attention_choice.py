@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.attention.varlen
 
+from deployments.build_facts import worker_info
+from deployments.model_facts import ModelFacts
 from tests import fake_flash
 from worker.attention import (
     BACKENDS,
@@ -22,7 +24,7 @@ from worker.attention import (
 )
 from worker.attention.refusals import refusal
 from worker.choices import choose_backend, default_block_size
-from worker.config import ATTENTION_BACKENDS, ConfigError
+from worker.config import ATTENTION_BACKENDS, ConfigError, EngineConfig
 from worker.native.build import NativeUnavailableError
 
 CPU = AttentionNeeds("cpu", torch.float32, 64)
@@ -156,6 +158,11 @@ def test_auto_on_a_cpu_takes_its_kernels_or_says_why_not(monkeypatch: pytest.Mon
     assert "float16" in note
     monkeypatch.setattr(cpu_native, "ensure_kernels", without_compiler)
     assert "C++ compiler" in choose_backend("auto", CPU)[1][0]
+
+
+def test_the_metrics_name_the_backend_that_was_chosen() -> None:
+    facts = ModelFacts(64, 512, (2,), 16, 8, 0, attention_backend="triton")
+    assert worker_info(EngineConfig(), facts)["attention_backend"] == "triton"
 
 
 def test_blocks_are_as_large_as_the_chosen_backend_needs() -> None:

@@ -115,7 +115,7 @@ def test_padding_rows_write_nothing_and_answer_zeros() -> None:
     )
     junk = torch.full((2, 4, 16), 5.0)
     new = [
-        torch.cat([*(row[part][-1:] for row in padded.rows), junk[:, : row_heads]])
+        torch.cat([*(row[part][-1:] for row in padded.rows), junk[:, :row_heads]])
         for part, row_heads in ((0, 4), (1, 2), (2, 2))
     ]
     got = backend.forward(0, *new, scale=padded.scale)
@@ -140,10 +140,16 @@ def test_attention_sinks_are_refused() -> None:
         rows.filled(TritonBackend).forward(0, query, key[-1:], value[-1:], scale=1.0, sinks=torch.zeros(6))
 
 
-def test_a_model_that_caps_logits_equals_its_plain_forward(tmp_path: Path) -> None:
+def test_a_model_that_caps_logits_equals_its_plain_forward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {
-        **{"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "initializer_range": 0.2},
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "initializer_range": 0.2,
     }
     folder = save_tiny_model(tmp_path, "gemma2", config=Gemma2Config(**sizes, sliding_window=24))
     options = EngineConfig(
@@ -154,14 +160,16 @@ def test_a_model_that_caps_logits_equals_its_plain_forward(tmp_path: Path) -> No
         max_num_batched_tokens=64,
         max_num_seqs=4,
     )
-    runner = load_runner(options).runner
+    loaded = load_runner(options)
+    assert loaded.facts.attention_backend == "triton"
+    assert "attention by triton" in capsys.readouterr().err
     token_ids = [random.Random(1).randrange(3, VOCAB_SIZE) for _ in range(50)]
     with torch.inference_mode():
         want = load_reference(folder)(torch.tensor([token_ids])).logits[0]
     table = [7, 3, 5, 2]
     for start, end in ((0, 30), (30, 49), (49, 50)):
         chunk = ScheduledChunk("r", 0, start, token_ids[start:end], table, is_prefill=True, do_sample=True)
-        got = runner.execute(SchedulerOutputs(start, [chunk]))
+        got = loaded.runner.execute(SchedulerOutputs(start, [chunk]))
         torch.testing.assert_close(got[0], want[end - 1], atol=5e-5, rtol=5e-5)
 
 

@@ -28,7 +28,6 @@ from worker.model import load_causal_model
 from worker.model_runner import RunnableModel
 from worker.model_support import needs_sinks, needs_sliding_window, needs_softcap
 
-
 #: What `auto` takes, the first that fits.
 _ORDER: dict[str, tuple[BackendType, ...]] = {
     "cpu": (CpuNativeBackend, TorchSdpaBackend),

@@ -12,7 +12,14 @@ from scheduler.recording_reader import Recording, RecordingError, is_recording
 from scheduler.replay import Replayer
 from scheduler.step_fit import FitError, StepTimes
 from scheduler.step_model import StepModel
-from worker.config import DEFAULT_BLOCK_SIZE, ConfigError, EngineConfig, ResolvedConfig, blocks_for, resolve_engine_config
+from worker.config import (
+    DEFAULT_BLOCK_SIZE,
+    ConfigError,
+    EngineConfig,
+    ResolvedConfig,
+    blocks_for,
+    resolve_engine_config,
+)
 
 #: as many blocks as all requests would take together: nothing is ever preempted, or falls out of the prefix cache
 ENDLESS = "endless"

@@ -1,7 +1,7 @@
 """Paged attention by the package `flash-attn` (FlashAttention 2): CUDA, half precision, pages of 256.
 
-Knows blocks and rows, not requests. Its kernels clear what they load past a row's last key, so that what another request
-left in a block cannot show.
+Knows blocks and rows, not requests. Its kernels clear what they load past a row's last key, so that what another
+request left in a block cannot show.
 """
 
 import inspect

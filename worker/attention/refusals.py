@@ -15,7 +15,7 @@ class Refusal:
 
 
 def refusal(backend_type: type[AttentionBackend], needs: AttentionNeeds) -> Refusal | None:
-    """The first thing that the backend lacks for these needs; None if it runs them. What takes long is looked at last."""
+    """The first thing that the backend lacks for these needs, or None. What takes long is looked at last."""
     name = backend_type.name
     for option, reason in _unmet(backend_type.features, needs):
         return Refusal(option, f"{name} {reason}")

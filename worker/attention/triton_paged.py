@@ -21,7 +21,7 @@ MAX_SPLITS = 32
 
 class TritonBackend:
     """Rows of one query and rows of several run in a pass each, since tiles of many queries would be mostly empty for
-    the former. Few rows of one query have their keys split among programs (flash-decoding), which a second kernel joins.
+    the former. Few rows of one query have their keys split among programs (flash-decoding); a second kernel joins them.
     """
 
     name = "triton"
@@ -47,9 +47,7 @@ class TritonBackend:
         self._capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
         self._num_programs = INTERPRETER_PROGRAMS
         if device.type == "cuda":
-            self._num_programs = (
-                PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
-            )
+            self._num_programs = PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
         #: What has run once is compiled. So the first step of a kind runs every variant, and no later one stutters.
         self._runs_all_at_first = device.type == "cuda"
         self._have_run: set[tuple[int, int, float]] = set()

@@ -35,22 +35,24 @@ class Tiles:
 
 #: Triton's interpreter works through tiles one by one: few and small, and still more than one a row.
 _INTERPRETER = Tiles(Tile(64, 32), Tile(MIN_ROWS, 32))
-#: (bytes of a number, head size up to) → tiles of Hopper and what came after it in data centres
+#: (bytes of a number, head size up to) → tiles of Hopper and what came after it in data centres. The block table must
+#: be read before the keys are: Triton makes a second buffer for keys and values from 5 stages on, and from 3 on where
+#: it takes Hopper's asynchronous multiplications.
 _HOPPER = {
-    (2, 64): Tiles(Tile(128, 64, 4, 3), Tile(MIN_ROWS, 64, 4, 4)),
-    (2, 128): Tiles(Tile(128, 64, 8, 3), Tile(MIN_ROWS, 64, 4, 3)),
-    (2, 256): Tiles(Tile(64, 64, 8, 2), Tile(MIN_ROWS, 32, 4, 3)),
+    (2, 64): Tiles(Tile(128, 64, 4, 3), Tile(MIN_ROWS, 64, 4, 5)),
+    (2, 128): Tiles(Tile(128, 64, 8, 3), Tile(MIN_ROWS, 64, 4, 5)),
+    (2, 256): Tiles(Tile(64, 64, 8, 3), Tile(MIN_ROWS, 32, 4, 5)),
     (4, 64): Tiles(Tile(32, 32, 4, 2), Tile(MIN_ROWS, 32, 4, 2)),
-    (4, 128): Tiles(Tile(32, 32, 4, 2), Tile(MIN_ROWS, 32, 4, 2)),
+    (4, 128): Tiles(Tile(32, 16, 8, 2), Tile(MIN_ROWS, 32, 8, 2)),
     (4, 256): Tiles(Tile(32, 16, 8, 2), Tile(MIN_ROWS, 16, 4, 2)),
 }
 _AMPERE = {
-    (2, 64): Tiles(Tile(128, 64, 4, 3), Tile(MIN_ROWS, 64, 4, 3)),
-    (2, 128): Tiles(Tile(128, 32, 8, 3), Tile(MIN_ROWS, 64, 4, 2)),
-    (2, 256): Tiles(Tile(64, 32, 8, 2), Tile(MIN_ROWS, 32, 4, 2)),
+    (2, 64): Tiles(Tile(128, 64, 8, 5), Tile(MIN_ROWS, 64, 4, 5)),
+    (2, 128): Tiles(Tile(128, 64, 8, 5), Tile(MIN_ROWS, 64, 4, 5)),
+    (2, 256): Tiles(Tile(64, 32, 8, 5), Tile(MIN_ROWS, 32, 4, 5)),
     (4, 64): Tiles(Tile(32, 32, 4, 2), Tile(MIN_ROWS, 32, 4, 2)),
-    (4, 128): Tiles(Tile(32, 32, 4, 1), Tile(MIN_ROWS, 32, 4, 1)),
-    (4, 256): Tiles(Tile(16, 16, 4, 2), Tile(MIN_ROWS, 16, 4, 2)),
+    (4, 128): Tiles(Tile(32, 32, 8, 2), Tile(MIN_ROWS, 32, 8, 2)),
+    (4, 256): Tiles(Tile(32, 16, 8, 2), Tile(MIN_ROWS, 16, 4, 2)),
 }
 
 
@@ -71,9 +73,10 @@ def choose_tiles(capability: tuple[int, int] | None, head_size: int, num_bytes: 
 
 
 def shared_memory_bytes(tile: Tile, head_size: int, num_bytes: int) -> int:
-    """Of the queries, and of keys and values in every stage of the pipeline."""
+    """At most: of the queries, and of the keys and values on their way."""
     width = max(power_of_two(head_size), MIN_ROWS)
-    return (tile.rows + 2 * tile.num_stages * tile.keys) * width * num_bytes
+    num_buffers = (tile.num_stages + 1) // 2
+    return (tile.rows + 2 * num_buffers * tile.keys) * width * num_bytes
 
 
 def power_of_two(number: int) -> int:
@@ -83,7 +86,7 @@ def power_of_two(number: int) -> int:
 
 def _fitted(tile: Tile, head_size: int, num_bytes: int, group: int, limit: float) -> Tile:
     while shared_memory_bytes(tile, head_size, num_bytes) > limit:
-        if tile.num_stages > 1:
+        if tile.num_stages > 2:
             tile = replace(tile, num_stages=tile.num_stages - 1)
         elif tile.keys > MIN_KEYS:
             tile = replace(tile, keys=tile.keys // 2)
