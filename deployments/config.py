@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from deployments.keys import KeyRing, KeysError
 from deployments.request_log import OFF
 from deployments.tool_calls.names import ReasoningParserName, ToolCallParserName
-from worker.config import ConfigError, EngineConfig, check_engine_config, option_names, parse_bytes
+from worker.byte_sizes import parse_bytes
+from worker.config import ConfigError, EngineConfig, check_engine_config, option_names
 from worker.tenant_weights import parse_tenant_weights
 
 #: Ray's processes: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it).

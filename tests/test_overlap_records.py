@@ -65,6 +65,24 @@ def test_a_recording_of_steps_that_overlap_replays_step_for_step(seed: int, tmp_
     assert times.durations_s == pytest.approx([record.duration_s for record in settled])
 
 
+def test_a_recording_replays_though_an_id_came_again_while_its_last_step_ran(tmp_path: Path) -> None:
+    config, _ = random_scenario(Random(0))
+    path = tmp_path / "recording"
+    engine, _ = late_engine(config, Random(0), record=str(path))
+    request = EngineRequest("a", [5, 6, 7], SamplingParams(max_tokens=9))
+    engine.add_request(request, engine._clock())
+    for _ in range(3):
+        engine.step(engine._clock())
+    engine.abort("a")
+    engine.add_request(request, engine._clock())
+    while engine.has_unfinished():
+        engine.step(engine._clock())
+    engine.close()
+    replayed = Replayer(Recording(path), []).run()
+    assert replayed.num_requests == 2
+    assert replayed.num_steps == replayed.num_identical_steps > 9
+
+
 def test_a_step_that_was_planned_early_lasts_from_the_end_of_the_one_before() -> None:
     config, _ = random_scenario(Random(0))
     engine = engine_of(config, is_async=True)

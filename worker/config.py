@@ -21,7 +21,6 @@ CUDA_CHUNK_ALIGNMENT = 256
 #: of the device's memory, for captured decode steps; the cache leaves it free
 DEFAULT_CUDA_GRAPH_BYTES = 2**30
 
-_BYTE_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _POSITIVE = (
     "max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "num_device_blocks", "num_host_blocks",
     "kv_cache_memory", "chunk_alignment", "num_threads", "cuda_graph_memory",
@@ -137,21 +136,6 @@ class ResolvedConfig:
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
-
-
-def parse_bytes(text: str | int) -> int:
-    """Bytes of "1GiB", "512MiB", "2gb" or a plain count. ValueError if it is none of these."""
-    if isinstance(text, int):
-        return text
-    stripped = text.strip()
-    number = stripped.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = stripped[len(number) :].strip().lower() or "b"
-    if unit not in _BYTE_UNITS:
-        raise ValueError(f"unknown unit in {text!r}: use a count of bytes or KiB, MiB, GiB, KB, MB, GB")
-    try:
-        return int(float(number) * _BYTE_UNITS[unit])
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{text!r} is not a size in bytes") from error
 
 
 def check_engine_config(config: EngineConfig) -> None:

@@ -7,6 +7,7 @@ import argparse
 from typing import Any, NoReturn
 
 from scheduler.config import PreemptionMode, QueuePolicy
+from worker.byte_sizes import parse_bytes
 from worker.config import (
     ATTENTION_BACKENDS,
     DEFAULT_BUDGET_TOKENS,
@@ -17,7 +18,6 @@ from worker.config import (
     ConfigError,
     EngineConfig,
     check_engine_config,
-    parse_bytes,
 )
 from worker.tenant_weights import parse_tenant_weights
 
