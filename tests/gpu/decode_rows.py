@@ -35,9 +35,10 @@ def time_step(bench: Bench, models: OneAtATime, size: ModelSize, batch: int) -> 
     bound_s = (weights + batch * cache) / bench.fact("read_bytes_per_s")
     text = (
         f"{step_s * 1000:.2f} ms, its bytes {bound_s * 1000:.2f} ms: {step_s / bound_s:.2f} times; "
-        f"{batch / step_s:.0f} tokens/s"
+        f"{batch / step_s:.0f} tokens/s ({loaded.facts.attention_backend})"
     )
-    return Outcome(text, {"step_ms": step_s * 1000, "bound_ms": bound_s * 1000, "ratio": step_s / bound_s})
+    figures = {"step_ms": step_s * 1000, "bound_ms": bound_s * 1000, "ratio": step_s / bound_s}
+    return Outcome(text, {**figures, "backend": loaded.facts.attention_backend})
 
 
 def load(bench: Bench, size: ModelSize) -> LoadedModel:

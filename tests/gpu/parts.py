@@ -56,7 +56,7 @@ class Bench:
 PARTS = {
     MACHINE: Part("tests.gpu.machine", 60),
     "attention": Part("tests.gpu.attention_rows", 120),
-    "sampler": Part("tests.gpu.sampler_rows", 30),
+    "sampler": Part("tests.gpu.sampler_rows", 60),
     "engine": Part("tests.gpu.engine_rows", 100),
     "graphs": Part("tests.gpu.graph_rows", 60),
     "swap": Part("tests.gpu.swap_rows", 40),

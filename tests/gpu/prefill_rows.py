@@ -40,6 +40,7 @@ def time_chunk(bench: Bench, models: OneAtATime, size: ModelSize, context: int) 
     step_s = wall_s(lambda: loaded.runner.execute(step), bench.device, sizes.num_repeats)
     share = num_operations(size, sizes.prefill_chunk, context) / step_s / bench.fact("flops_per_s")
     text = f"{step_s * 1000:.1f} ms, {sizes.prefill_chunk / step_s:.0f} tokens/s, {share:.0%} of the product rate"
+    text += f" ({loaded.facts.attention_backend})"
     figures = {"step_ms": step_s * 1000, "tokens_per_s": sizes.prefill_chunk / step_s, "flop_share": share}
     return Outcome(text, figures)
 
