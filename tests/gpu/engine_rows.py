@@ -75,7 +75,8 @@ def run_with_defaults(bench: Bench, model: TinyModel, dtype: str) -> Outcome:
     engine = Engine(config)
     answered = run_on(engine, model.prompts, model.params)
     outcome = model.compare(answered)
-    text = f"{engine.num_device_blocks} blocks of {engine.block_size}; {outcome.text}"
+    text = f"{engine.attention_backend}, {engine.num_device_blocks} blocks of {engine.block_size}; "
     if dtype == "float32":
-        return replace(outcome, text=text)
+        return replace(outcome, text=text + outcome.text)
+    text += f"{outcome.figures['num_equal']} of {outcome.figures['num_sequences']} answers are those of float32"
     return judged(all(len(answer) == GREEDY.max_tokens for answer in answered.answers), text, outcome.figures)

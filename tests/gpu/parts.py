@@ -59,12 +59,12 @@ PARTS = {
     "sampler": Part("tests.gpu.sampler_rows", 60),
     "engine": Part("tests.gpu.engine_rows", 100),
     "graphs": Part("tests.gpu.graph_rows", 60),
-    "swap": Part("tests.gpu.swap_rows", 40),
     "overlap": Part("tests.gpu.overlap_rows", 60),
-    "start": Part("tests.gpu.start_rows", 90),
+    "swap": Part("tests.gpu.swap_rows", 40),
     "decode": Part("tests.gpu.decode_rows", 90),
-    "prefill": Part("tests.gpu.prefill_rows", 60),
     "long_prompt": Part("tests.gpu.long_prompt_rows", 90),
+    "prefill": Part("tests.gpu.prefill_rows", 60),
+    "start": Part("tests.gpu.start_rows", 90),
 }
 #: of the whole run, below the ten minutes that it is given
 TOTAL_BUDGET_S = 560.0
