@@ -20,7 +20,7 @@ from tests.gpu.parts import MACHINE, PARTS, Bench, Case, Part
 from tests.gpu.prefill_rows import num_operations
 from tests.gpu.report import Outcome, Report, Row, Verdict
 from tests.gpu.run_parts import run_parts
-from tests.gpu.sizes import DRY_RUN, LLAMA_1B, LLAMA_8B, LLAMA_TINY
+from tests.gpu.sizes import DRY_RUN, LLAMA_1B, LLAMA_8B, LLAMA_TINY, ON_GPU
 from worker.attention import TorchSdpaBackend
 
 ROOT = Path(__file__).parent.parent
@@ -169,6 +169,16 @@ def test_operations_of_a_chunk_are_those_of_its_products() -> None:
     layers, head = num_parameters(LLAMA_TINY)
     pairs = 5 + 6 + 7  # a chunk of three tokens, the last of which sees seven keys
     assert num_operations(LLAMA_TINY, 3, 7) == 2 * 3 * layers + 2 * head + 4 * 2 * 64 * pairs
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_on_a_machine_without_a_gpu_the_check_says_so_and_stops() -> None:
+    report = Report()
+    run_parts(PARTS, PARTS, ON_GPU, report, 60.0)
+    assert {row.part for row in report.rows} == {MACHINE}
+    assert report.rows[0].text.startswith("RuntimeError: PyTorch finds no CUDA device")
+    assert report.has_failed
 
 
 @pytest.mark.slow
