@@ -37,7 +37,7 @@ def play_late(seed: int, totals: Totals, **order: bool) -> None:
     config, arrivals = random_scenario(rng)
     plain = play(engine_of(config, is_async=False), arrivals)
     engine, device = late_engine(config, rng, **order)
-    check_same(play(engine, arrivals), plain, arrivals)
+    check_same(play(engine, arrivals), plain, arrivals, engine.max_model_len)
     assert device.num_copies <= device.num_passes
     totals.num_swaps += engine.totals.num_preemptions_swap
     totals.num_recomputes += engine.totals.num_preemptions_recompute
