@@ -130,7 +130,7 @@ class _DirectMoves:
 
     def __init__(self, layers: list[torch.Tensor], num_host_blocks: int) -> None:
         self._layers = layers
-        # Cleared by the system, not by us: swaps into such memory were measured to take a sixteenth less.
+        # Not `new_zeros`: copies into its memory were measured to take longer.
         shape = (2, num_host_blocks, *layers[0].shape[2:])
         self._mirrors = [torch.zeros(shape, dtype=layer.dtype) for layer in layers]
 
