@@ -87,6 +87,7 @@ def varlen_attn(
 ) -> torch.Tensor:
     """PyTorch's: `torch.nn.attention.varlen`."""
     assert enable_gqa or query.shape[1] == key.shape[2]
+    assert num_splits == 1, "splits leave rows unwritten"
     assert seqused_k is not None
     assert cu_seq_k is not None
     assert cu_seq_k.diff().tolist() == seqused_k.tolist()

@@ -117,8 +117,11 @@ def test_functions_of_another_version_are_refused_by_the_arguments_they_lack(
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", old_varlen)
     with pytest.raises(ConfigError, match="does not take block_table in flash_attn_varlen_func"):
         choose_backend("flash_attn", CUDA)
-    with pytest.raises(ConfigError, match="does not take enable_gqa, seqused_k, block_table"):
+    with pytest.raises(ConfigError, match="does not take enable_gqa, seqused_k, block_table, num_splits"):
         choose_backend("torch_varlen", CUDA)
+    del flash.flash_attn_with_kvcache, flash.flash_attn_varlen_func
+    with pytest.raises(ConfigError, match="has no flash_attn_varlen_func"):
+        choose_backend("flash_attn", CUDA)
 
 
 def test_triton_runs_on_a_cpu_in_its_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,11 +143,11 @@ def test_auto_on_cuda_takes_the_first_that_fits_and_says_why_no_better_one_does(
     assert "flash_attn needs a multiple of 256, and 16 is none" in note
     lack(monkeypatch, "flash_attn")
     backend_type, (note,) = choose_backend("auto", CUDA)
-    assert backend_type is TorchVarlenBackend
+    assert backend_type is TritonBackend
     assert "flash-attn is not installed" in note
-    assert choose_backend("auto", replace(CUDA, softcap=True))[0] is TritonBackend
     assert choose_backend("auto", replace(CUDA, dtype=torch.float32))[0] is TritonBackend
     lack(monkeypatch, "triton")
+    assert choose_backend("auto", CUDA)[0] is TorchVarlenBackend
     backend_type, (note,) = choose_backend("auto", replace(CUDA, dtype=torch.float32))
     assert backend_type is TorchSdpaBackend
     assert "triton is not installed" in note

@@ -64,6 +64,19 @@ def test_steps_of_single_queries_take_the_function_for_decoding(flash: ModuleTyp
     assert taken == ["flash_attn_with_kvcache", "flash_attn_varlen_func", "flash_attn_varlen_func"]
 
 
+def test_a_version_that_can_split_the_keys_of_mixed_rows_is_told_not_to(flash: ModuleType) -> None:
+    given = []
+
+    def of_that_version(*arguments: object, num_splits: int = 0, **others: object) -> torch.Tensor:
+        given.append(num_splits)
+        return fake_flash.flash_attn_varlen_func(*arguments, **others)
+
+    flash.flash_attn_varlen_func = of_that_version
+    rows = Rows(MIXED, 256, dtype=torch.float16)
+    rows.forward(rows.filled(FlashAttnBackend), None)
+    assert given == [1]
+
+
 @pytest.mark.parametrize("backend_type", BACKENDS)
 def test_padding_rows_write_nothing_and_answer_zeros(backend_type: Backend) -> None:
     rows = Rows([(20, 1)], 256, dtype=torch.float16)

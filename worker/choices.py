@@ -31,7 +31,7 @@ from worker.model_support import needs_sinks, needs_sliding_window, needs_softca
 #: What `auto` takes, the first that fits.
 _ORDER: dict[str, tuple[BackendType, ...]] = {
     "cpu": (CpuNativeBackend, TorchSdpaBackend),
-    "cuda": (FlashAttnBackend, TorchVarlenBackend, TritonBackend, TorchSdpaBackend),
+    "cuda": (FlashAttnBackend, TritonBackend, TorchVarlenBackend, TorchSdpaBackend),
 }
 
 

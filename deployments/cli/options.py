@@ -131,7 +131,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("record", "write the scheduler's inputs to FILE (or FILE.1, ... if it is there), for replay", metavar="FILE")
     add(
         "attention_backend",
-        "auto: on a CPU its kernels where they serve the model, on CUDA flash_attn, torch_varlen or triton, whichever "
+        "auto: on a CPU its kernels where they serve the model, on CUDA flash_attn, triton or torch_varlen, whichever "
         "of them can, in that order; else torch_sdpa",
         choices=ATTENTION_BACKENDS,
     )

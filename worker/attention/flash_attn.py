@@ -42,6 +42,9 @@ class FlashAttnBackend:
         package = _package()
         self._attend_rows = package.flash_attn_varlen_func
         self._attend_decodes = package.flash_attn_with_kvcache
+        # Some versions split the keys of such rows among processors and then leave rows unwritten; those take this.
+        takes_splits = "num_splits" in inspect.signature(self._attend_rows).parameters
+        self._unsplit = {"num_splits": 1} if takes_splits else {}
         self._pool = tensor_pool
         self._store = store_for(tensor_pool.device)
         self._batch: AttentionBatch | None = None
@@ -54,6 +57,8 @@ class FlashAttnBackend:
         except ImportError as error:  # also of a build for another PyTorch
             return f"the package flash-attn is not installed ({error})"
         for function, arguments in _NEEDED_ARGUMENTS.items():
+            if not hasattr(package, function):  # FlashAttention 4 installs a package of this name too
+                return f"the package flash_attn that is installed has no {function}"
             taken = inspect.signature(getattr(package, function)).parameters
             if lacking := [argument for argument in arguments if argument not in taken]:
                 return f"this version of flash-attn does not take {', '.join(lacking)} in {function}"
@@ -105,6 +110,7 @@ class FlashAttnBackend:
                 rows.max_query_len,
                 rows.max_keys,
                 **shared,
+                **self._unsplit,
             )
         return attended.to(query.dtype)
 

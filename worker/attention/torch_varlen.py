@@ -13,12 +13,13 @@ from kv_cache.tensor_pool import TensorPool
 from worker.attention.backend import AttentionBatch, AttentionFeatures, AttentionNotSupported
 from worker.attention.flash_rows import PAGE_TOKENS, FlashRows, store_for, window_of
 
-#: PyTorch 2.11 may lack some of them.
-_NEEDED_ARGUMENTS = ("scale", "window_size", "enable_gqa", "seqused_k", "block_table")
+#: PyTorch before 2.13 lacks some of them.
+_NEEDED_ARGUMENTS = ("scale", "window_size", "enable_gqa", "seqused_k", "block_table", "num_splits")
 
 
 class TorchVarlenBackend:
-    """One function for rows of any length; rows of one query it splits among processors by itself."""
+    """One function for rows of any length. It must not split keys among processors: with block tables it then leaves
+    rows unwritten (pytorch/pytorch#194167). So few rows with long contexts do not fill a GPU here."""
 
     name = "torch_varlen"
     features = AttentionFeatures(
@@ -89,6 +90,7 @@ class TorchVarlenBackend:
             enable_gqa=True,
             seqused_k=rows.context_lens,
             block_table=rows.block_tables,
+            num_splits=1,
         )
         return attended.to(query.dtype)
 
