@@ -146,14 +146,23 @@ def late_engine(
     return engine, device
 
 
-def check_same(late: Played, plain: Played, arrivals: list[Arrival]) -> None:
+def check_same(late: Played, plain: Played, arrivals: list[Arrival], max_model_len: int) -> None:
     assert late.refused == plain.refused
     for arrival in arrivals:
-        request_id = arrival.request.request_id
-        for key in (key for key in plain.answers if key[0] == request_id):
+        request, params = arrival.request, arrival.request.params
+        longest = min(params.max_tokens, max_model_len - len(request.prompt_token_ids))
+        for key in (key for key in plain.answers if key[0] == request.request_id):
             ours, theirs = late.answers[key], plain.answers[key]
-            if arrival.cancel_turn is None and (arrival.finish is None or arrival.finish[0] != key[1]):
-                assert (ours, late.reasons[key]) == (theirs, plain.reasons[key]), key
-            else:  # it was cut at some token
+            is_cut = arrival.cancel_turn is not None or (arrival.finish is not None and arrival.finish[0] == key[1])
+            # What several sequences share of the pool depends on whether they were thrown out meanwhile.
+            is_several = params.n > 1 or params.beam is not None
+            outgrew_pool = is_several and any(
+                played.reasons[key] == "length" and len(played.answers[key]) < longest for played in (late, plain)
+            )
+            if outgrew_pool and params.beam is not None:
+                continue  # the best so far, at different lengths
+            if is_cut or outgrew_pool:
                 shorter = min(len(ours), len(theirs))
                 assert ours[:shorter] == theirs[:shorter], key
+            else:
+                assert (ours, late.reasons[key]) == (theirs, plain.reasons[key]), key

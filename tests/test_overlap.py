@@ -9,10 +9,13 @@ import pytest
 
 from scheduler.settle import Settlement
 from tests.late_device import LateDevice
-from tests.late_runs import check_same, engine_of, late_engine, play, random_scenario
+from tests.late_integers import LETTERS
+from tests.late_runs import Arrival, check_same, engine_of, late_engine, play, random_scenario
+from worker.config import EngineConfig
 from worker.device import CpuDevice
 from worker.pending_tokens import DeviceTokens
 from worker.step_sampling import LaunchedSamples
+from worker.types import EngineRequest, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,7 +40,7 @@ def play_late(seed: int, totals: Totals, **order: bool) -> None:
     config, arrivals = random_scenario(rng)
     plain = play(engine_of(config, is_async=False), arrivals)
     engine, device = late_engine(config, rng, **order)
-    check_same(play(engine, arrivals), plain, arrivals)
+    check_same(play(engine, arrivals), plain, arrivals, engine.max_model_len)
     assert device.num_copies <= device.num_passes
     totals.num_swaps += engine.totals.num_preemptions_swap
     totals.num_recomputes += engine.totals.num_preemptions_recompute
@@ -70,6 +73,34 @@ def test_a_late_device_changes_no_token_and_reads_no_freed_block() -> None:
 @pytest.mark.slow
 def test_nor_does_it_in_many_more_scenarios() -> None:
     play_scenarios(range(1000, 1000 + NUM_SLOW_SCENARIOS))
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_blocks_that_are_free_one_step_later_make_no_cascade_of_preemptions(mode: str) -> None:
+    config = EngineConfig(
+        max_model_len=120,
+        max_num_batched_tokens=64,
+        max_num_seqs=16,
+        block_size=4,
+        num_device_blocks=60,
+        num_host_blocks=400,
+        preemption_mode=mode,
+        chunk_alignment=4,
+        enable_prefix_caching=False,
+    )
+    requests = [
+        EngineRequest(str(number), [LETTERS[number]] * 20, SamplingParams(max_tokens=40 + number % 7, temperature=0.0))
+        for number in range(24)
+    ]
+    num_steps, num_preemptions = {}, {}
+    for is_async in (False, True):
+        engine = engine_of(config, is_async=is_async)
+        play(engine, [Arrival(0, request) for request in requests])
+        num_steps[is_async] = sum(record.num_batched_tokens > 0 for record in engine.records_since(0))
+        num_preemptions[is_async] = engine.totals.num_preemptions_recompute + engine.totals.num_preemptions_swap
+    assert num_preemptions[False] > 10, "the pool was not tight"
+    assert num_preemptions[True] <= 1.3 * num_preemptions[False]
+    assert num_steps[True] <= 1.1 * num_steps[False]
 
 
 # --- planted faults: what the runs above would show
