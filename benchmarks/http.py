@@ -73,14 +73,14 @@ async def measure(servers: Sequence[RunningServer], rows: Sequence[Row], num_rou
                     await asyncio.to_thread(server.resume)
             await asyncio.sleep(CATCH_UP_S)
 
-        await _warm_up(_session(rows[0], 0, on_turn), targets, failures)
+        await _warm_up(session_of(rows[0], 0, on_turn), targets, failures)
         return [
-            await _measure_row(row, _session(row, place, on_turn), targets, failures, num_rounds)
+            await _measure_row(row, session_of(row, place, on_turn), targets, failures, num_rounds)
             for place, row in enumerate(rows, 1)
         ]
 
 
-def _session(row: Row, place: int, on_turn: OnTurn) -> Session:
+def session_of(row: Row, place: int, on_turn: OnTurn) -> Session:
     """Runs of different places have different prompts, so that no prefix cache answers from the row before."""
     settings = SessionSettings(row.workload, Slo(), row.num_requests, REQUEST_TIMEOUT_S, NUM_WARM_UP)
     session = Session(settings, on_turn=on_turn)

@@ -126,6 +126,7 @@ class RunningServer:
                 f"{self.url}/v1/completions", body, {"Content-Type": "application/json"}, method="POST"
             )
             with urllib.request.urlopen(request, timeout=ASK_TIMEOUT_S) as response:
+                response.read()
                 return bool(response.status == 200)
         except (urllib.error.URLError, ConnectionError, TimeoutError, LookupError, ValueError):
             return False
