@@ -28,11 +28,11 @@ class Replica:
     """As much of Serve's `RunningReplica` as routing looks at. One that is stuck takes calls and answers none; Serve
     asks it first where it does not know its queue (`is_known`)."""
 
-    replica_metadata: dict[str, Any] = {}
     max_ongoing_requests = 1000
 
     def __init__(self, name: str, *, is_stuck: bool, is_known: bool = True) -> None:
         self.replica_id = ReplicaID(name, WORKER)
+        self.replica_metadata: dict[str, Any] = {}
         self._is_stuck, self._is_known = is_stuck, is_known
         self.answered: list[str] = []
 
@@ -123,9 +123,7 @@ def test_a_worker_that_hangs_keeps_no_other_from_saying_that_it_is_ready(
 
 
 @pytest.mark.parametrize("stuck", ["a", "b", "c"])
-def test_every_kind_of_call_reaches_the_workers_that_answer_past_one_that_hangs(
-    state: RouterState, stuck: str
-) -> None:
+def test_every_kind_of_call_reaches_the_workers_that_answer_past_one_that_hangs(state: RouterState, stuck: str) -> None:
     replicas = [Replica(name, is_stuck=name == stuck) for name in "abc"]
 
     async def call_all(client: ServeWorkerClient) -> None:
