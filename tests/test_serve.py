@@ -296,6 +296,34 @@ async def until_token(stream: AsyncIterator[list[Frame]]) -> list[Frame]:
     return frames
 
 
+def pids_by_replica(cluster: Cluster) -> dict[str, int]:
+    async def scenario() -> dict[str, int]:
+        found: dict[str, int] = {}
+        for number in count():
+            if len(found) == cluster.args.num_workers:
+                break
+            frames = await frames_of(cluster.client(), request(f"who-{number}", [PID], 1))
+            assert isinstance(frames[0], Accepted)
+            found[frames[0].replica_id] = tokens_of(frames)[0]
+        return found
+
+    return asyncio.run(scenario())
+
+
+def test_one_worker_that_hangs_leaves_the_server_ready_whichever_it_is(cluster: Cluster):
+    wait_until(lambda: num_running_workers() == 2, 20.0)
+    for _, pid in sorted(pids_by_replica(cluster).items()):
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(1.1 * KEEP_S)  # an older answer is not repeated
+            began_s = time.monotonic()
+            assert httpx.get(f"{cluster.url}/ready", timeout=10).status_code == 200
+            assert time.monotonic() - began_s < ANSWER_TIMEOUT_S / 2
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert num_running_workers() == 2
+
+
 def test_a_stream_whose_worker_is_killed_goes_on_elsewhere_without_a_trace(cluster: Cluster):
     reasons: list[str] = []
     client = cluster.failover_client(TIMEOUTS, reasons)
@@ -390,34 +418,6 @@ def test_a_stream_of_a_frozen_worker_goes_on_elsewhere_and_its_old_work_ends(clu
     wait_until(lambda: sum(gauges(cluster, "stallfree_num_requests_running").values()) == 0, 5.0)
 
 
-def pids_by_replica(cluster: Cluster) -> dict[str, int]:
-    async def scenario() -> dict[str, int]:
-        found: dict[str, int] = {}
-        for number in count():
-            if len(found) == cluster.args.num_workers:
-                break
-            frames = await frames_of(cluster.client(), request(f"who-{number}", [PID], 1))
-            assert isinstance(frames[0], Accepted)
-            found[frames[0].replica_id] = tokens_of(frames)[0]
-        return found
-
-    return asyncio.run(scenario())
-
-
-def test_one_worker_that_hangs_leaves_the_server_ready_whichever_it_is(cluster: Cluster):
-    wait_until(lambda: num_running_workers() == 2, 20.0)
-    for _, pid in sorted(pids_by_replica(cluster).items()):
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            time.sleep(1.1 * KEEP_S)  # an older answer is not repeated
-            began_s = time.monotonic()
-            assert httpx.get(f"{cluster.url}/ready", timeout=10).status_code == 200
-            assert time.monotonic() - began_s < ANSWER_TIMEOUT_S / 2
-        finally:
-            os.kill(pid, signal.SIGCONT)
-    assert num_running_workers() == 2
-
-
 @pytest.mark.slow
 def test_connections_cut_while_a_worker_comes_back_and_another_is_replaced_leave_nothing_running(cluster: Cluster):
     wait_until(lambda: num_running_workers() == 2, 20.0)
@@ -453,7 +453,7 @@ def test_connections_cut_while_a_worker_comes_back_and_another_is_replaced_leave
 
     asyncio.run(scenario())
     for name in ("stallfree_num_requests_running", "stallfree_kv_blocks_used"):
-        wait_until(lambda name=name: sum(gauges(cluster, name).values()) == 0, 5.0)
+        wait_until(lambda: sum(gauges(cluster, name).values()) == 0, 5.0)  # noqa: B023
 
 
 @pytest.mark.slow
