@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from kv_cache.tensor_pool import TensorPool
 from worker.attention import BackendType
@@ -25,8 +25,9 @@ from worker.config import (
     resolve_engine_config,
 )
 from worker.model import shape_from_config
+from worker.model_config import load_model_config
 from worker.model_runner import ModelRunner
-from worker.model_support import check_model_supported, check_remote_code
+from worker.model_support import check_model_supported
 from worker.pool_memory import (
     check_pool_memory,
     default_cpu_cache_bytes,
@@ -40,6 +41,8 @@ from worker.weights import check_safetensors, read_json_object, resolve_model
 _UNBOUNDED_BYTES = 2**60
 #: More threads than this only wait for each other; very many take down the process.
 MAX_THREADS_PER_CPU = 4
+#: Floating point numbers of one byte are for weights that somebody scales.
+_FEWEST_DTYPE_BYTES = 2
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "do_sample")
 
 
@@ -165,13 +168,6 @@ def load_runner(config: EngineConfig) -> LoadedModel:
     return LoadedModel(runner, tensor_pool, resolved, facts)
 
 
-def load_model_config(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
-    """The configuration of a checkpoint, whose own code is touched only if the operator trusts it."""
-    config_json = read_json_object(folder / "config.json")
-    check_remote_code(config_json, frozenset(CONFIG_MAPPING), trust_remote_code=trust_remote_code)
-    return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-
-
 def _choose_device(device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "cuda was asked for, and PyTorch finds no CUDA device")
@@ -182,7 +178,10 @@ def _choose_device(device: str) -> str:
 
 def _choose_dtype(name: str, hf_config: PretrainedConfig) -> torch.dtype:
     if name == "auto":
-        return getattr(hf_config, "dtype", None) or torch.float32
+        dtype = getattr(hf_config, "dtype", None) or torch.float32
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < _FEWEST_DTYPE_BYTES:
+            raise ConfigError("dtype", f"the checkpoint's, {dtype}, is not one to compute in: choose another")
+        return dtype
     return getattr(torch, name)
 
 
