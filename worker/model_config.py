@@ -86,6 +86,8 @@ def _size_reason(config: PretrainedConfig) -> str | None:
         if size is not None and not _is_count(size):
             return f"its {name} is {size!r}"
     num_heads, num_kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    if not _head_size(config):
+        return f"its hidden_size of {config.hidden_size} is below its {num_heads} heads"
     if num_kv_heads is not None and num_heads % num_kv_heads:
         return f"its {num_heads} query heads cannot share {num_kv_heads} key and value heads evenly"
     return None
@@ -100,6 +102,8 @@ def _scaling_reason(config: PretrainedConfig) -> str | None:
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [values for values in parameters.values() if isinstance(values, dict)]
     for values in nested or [parameters]:
+        if parameters and _head_size(config) % 2 and values.get("partial_rotary_factor", 1.0) == 1.0:
+            return f"its heads of {_head_size(config)} have no halves to rotate"
         rope_type = values.get("rope_type", "default")
         if rope_type != "default" and rope_type not in ROPE_INIT_FUNCTIONS:
             return f"its position scaling {rope_type!r} is not known"
@@ -108,6 +112,10 @@ def _scaling_reason(config: PretrainedConfig) -> str | None:
             if number is not None and not _is_positive(number):
                 return f"the {name} of its position scaling is {number!r}"
     return None
+
+
+def _head_size(config: PretrainedConfig) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _is_count(value: object) -> bool:
