@@ -29,7 +29,7 @@ from worker.engine import Engine
 from worker.native.build import ensure_kernels
 from worker.native.kernels import Kernels
 from worker.types import EngineRequest, SamplingParams
-from worker.weights import resolve_model
+from worker.weights import resolve_model, weight_files
 
 NUM_PROMPT_TOKENS = NUM_OUTPUT_TOKENS = 128
 STEP_CONTEXT = 256
@@ -57,7 +57,7 @@ class Row:
 def weight_bytes_per_step(folder: Path, dtype: torch.dtype) -> int:
     """Bytes of the weights that a step multiplies: all but an embedding that is not the output head as well."""
     sizes: dict[str, int] = {}
-    for path in folder.glob("*.safetensors"):
+    for path in weight_files(folder):
         with safe_open(path, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118, it is no mapping
                 sizes[name] = torch.Size(tensors.get_slice(name).get_shape()).numel()
