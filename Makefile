@@ -5,7 +5,7 @@ BIN := .venv/bin
 SET_UP := .venv/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve test test-slow oracle chaos lint bench bench-claims bench-peers bench-scheduler
+.PHONY: help setup model demo serve test test-slow oracle chaos lint bench bench-claims bench-peers bench-http bench-scheduler
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ bench-claims: model  ## the longer measurements: capacity, governor, preemption 
 PEERS ?= ../peers
 bench-peers: model  ## other engines beside ours; PEERS is the folder that benchmarks/peers/setup.sh filled
 	$(BIN)/python -m benchmarks.engine --json --peers --environments $(PEERS)
+
+bench-http: model  ## whole servers side by side through HTTP; PEERS as above
+	$(BIN)/python -m benchmarks.http --environments $(PEERS)
 
 bench-scheduler: $(SET_UP)  ## what one scheduler step costs for each running answer, in microseconds
 	@$(BIN)/python -m benchmarks.bench_scheduler

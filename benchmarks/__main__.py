@@ -95,13 +95,13 @@ def table(rows: list[Cells]) -> str:
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def with_table(document: str, new_table: str) -> str:
+def with_table(document: str, new_table: str, begin: str = BEGIN, end: str = END) -> str:
     """The document with the table between its two marks replaced. Raises ValueError if it has no such marks."""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"there is no place for the table: {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{new_table}\n{END}{after}"
+    before, found_begin, rest = document.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ValueError(f"there is no place for the table: {begin} and {end}")
+    return f"{before}{begin}\n{new_table}\n{end}{after}"
 
 
 def main() -> None:

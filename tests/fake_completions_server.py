@@ -13,13 +13,16 @@ from aiohttp import web
 @dataclass
 class FakeServer:
     """`unknown_fields` are refused with a 400, as strict servers do. `break_after` closes a stream after so many
-    tokens, `error_after` puts an error event there."""
+    tokens, `error_after` puts an error event there, `stop_after` ends the answer as an end token would. A server that
+    does not say `[DONE]` ends its streams with the finish reason."""
 
     gap_s: float = 0.002
     unknown_fields: frozenset[str] = frozenset()
     takes_token_ids: bool = True
     break_after: int | None = None
     error_after: int | None = None
+    stop_after: int | None = None
+    says_done: bool = True
     models: list[str] = field(default_factory=lambda: ["fake"])
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_cancelled: int = 0
@@ -50,7 +53,8 @@ class FakeServer:
             data = value if isinstance(value, str) else json.dumps(value)
             await response.write(f"data: {data}\n\n".encode())
 
-        for number in range(body["max_tokens"]):
+        num_tokens = body["max_tokens"] if self.stop_after is None else min(self.stop_after, body["max_tokens"])
+        for number in range(num_tokens):
             await asyncio.sleep(self.gap_s)
             if number == self.error_after:
                 await send({"error": {"message": "the worker died"}})
@@ -58,15 +62,23 @@ class FakeServer:
             if number == self.break_after:
                 return
             await send({"choices": [{"index": 0, "text": f" w{number}", "finish_reason": None}]})
-        await send({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
+        finish_reason = "length" if num_tokens == body["max_tokens"] else "stop"
+        await send({"choices": [{"index": 0, "text": "", "finish_reason": finish_reason}]})
         if "stream_options" in body:
-            usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
-            await send({"choices": [], "usage": usage})
-        await send("[DONE]")
+            prompt = body["prompt"].split() if isinstance(body["prompt"], str) else body["prompt"]
+            await send({"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": num_tokens}})
+        if self.says_done:
+            await send("[DONE]")
+
+
+async def serving_at(server: FakeServer, port: int) -> None:
+    """Until it is cancelled or its process ends."""
+    async with serving(server, port):
+        await asyncio.Event().wait()
 
 
 @asynccontextmanager
-async def serving(server: FakeServer) -> AsyncIterator[str]:
+async def serving(server: FakeServer, port: int = 0) -> AsyncIterator[str]:
     """Its base URL."""
     app = web.Application()
     app.router.add_get("/v1/models", server.list_models)
@@ -74,9 +86,8 @@ async def serving(server: FakeServer) -> AsyncIterator[str]:
     runner = web.AppRunner(app, shutdown_timeout=1.0, handler_cancellation=True)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", port)
         await site.start()
-        port = runner.addresses[0][1]
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

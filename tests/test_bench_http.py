@@ -1,14 +1,16 @@
 """The benchmark against a server on loopback: what it sends, what it makes of broken streams, what it leaves behind."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from deployments.bench.driver import Run, drive
-from deployments.bench.http_target import Dialect, HttpTarget
+from deployments.bench.http_target import Dialect, HttpTarget, agree_on_prompts
 from deployments.bench.prompts import PromptMaker
 from deployments.bench.requests import PlannedRequest
 from deployments.bench.target import TargetError
@@ -95,6 +97,68 @@ def test_what_a_strict_server_refuses_is_left_out(server: FakeServer, dialect: D
 def test_without_usage_deliveries_are_counted() -> None:
     run = driven(FakeServer(unknown_fields=frozenset({"stream_options"})))
     assert [answer.num_output_tokens for answer in run.answers] == [5] * len(PLAN)
+
+
+def test_a_token_that_was_delivered_with_another_counts_where_the_answer_reached_its_length() -> None:
+    class Joining(FakeServer):
+        async def _stream(self, response: web.StreamResponse, body: dict[str, Any]) -> None:
+            await super()._stream(response, body | {"max_tokens": body["max_tokens"] - 1})
+
+    server = Joining(unknown_fields=frozenset({"stream_options"}))
+    run = driven(server)
+    assert {len(answer.delivery_times_s) for answer in run.answers} == {4}
+    assert {answer.num_output_tokens for answer in run.answers} == {5}
+    stopping = driven(FakeServer(unknown_fields=frozenset({"stream_options"}), stop_after=3))
+    assert {answer.num_output_tokens for answer in stopping.answers} == {3}
+
+
+def test_a_server_whose_streams_end_with_their_finish_reason_is_taken_as_it_is() -> None:
+    run = driven(FakeServer(says_done=False))
+    assert [answer.error for answer in run.answers] == [None] * len(PLAN)
+    broken = probe_then(FakeServer(says_done=False), break_after=3)
+    assert [answer.error for answer in broken.answers] == ["the stream ended without [DONE]"] * len(PLAN)
+    with pytest.raises(TargetError, match=r"without \[DONE\]"):
+        driven(FakeServer(says_done=False, break_after=1))
+
+
+def test_fields_of_one_server_go_into_its_requests_the_probe_too() -> None:
+    server = FakeServer()
+
+    async def body() -> None:
+        async with serving(server) as url:
+            prompts = PromptMaker(1000, 0, 512)
+            more = {"repeat_penalty": 1.0, "temperature": 0.5}
+            target = HttpTarget(url, prompts, model=None, text=False, api_key=None, name="ours", more_fields=more)
+            try:
+                await target.open()
+                assert target.name == "ours"
+                await drive(target, PLAN[:1], run_number=1, timeout_s=30.0)
+            finally:
+                await target.close()
+
+    asyncio.run(body())
+    assert [(seen["repeat_penalty"], seen["temperature"]) for seen in server.bodies] == [(1.0, 0.5)] * 2
+
+
+def test_all_get_words_where_one_takes_no_token_ids() -> None:
+    servers = [FakeServer(), FakeServer(takes_token_ids=False), FakeServer()]
+
+    async def body() -> list[str]:
+        async with contextlib.AsyncExitStack() as stack:
+            targets = [target_at(await stack.enter_async_context(serving(server))) for server in servers]
+            for target, name in zip(targets, "abc", strict=True):
+                target.name = name
+                stack.push_async_callback(target.close)
+                await target.open()
+            refusing = agree_on_prompts(targets)
+            for target in targets:
+                await drive(target, PLAN[:1], run_number=1, timeout_s=30.0)
+            return refusing
+
+    assert asyncio.run(body()) == ["b"]
+    prompts = [server.bodies[-1]["prompt"] for server in servers]
+    assert prompts[0] == prompts[1] == prompts[2]
+    assert len(prompts[0].split()) == 12
 
 
 def probe_then(server: FakeServer, **changes: Any) -> Run:

@@ -7,11 +7,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from deployments.bench.chats import ChatsWorkload
+from deployments.bench.comparison import COMPARED_CHATS
 from deployments.cli.main import main
 from tests.fake_completions_server import FakeServer, serving
 from tests.tiny_models import save_tiny_model
@@ -127,6 +130,56 @@ def test_servers_are_compared_in_turn(capsys: pytest.CaptureFixture[str]) -> Non
     assert second["rounds"] == 2
 
 
+def test_servers_have_names_prompts_that_all_take_and_fields_of_their_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one, other = FakeServer(), FakeServer(models=["its-own"], takes_token_ids=False)
+    with served(one) as first, served(other) as second:
+        load = ("--rate", "50", "--num-requests", "3", "--output-len", "4", "--rounds", "1", "--json", "-")
+        body = ("--body", 'two={"repeat_penalty": 1.0}')
+        assert bench("--compare", f"one={first}", f"two={second}", *load, *body) == 0
+    shown = capsys.readouterr()
+    columns = json.loads(shown.out)["comparison"]
+    assert [column["target"] for column in columns] == ["one", "two"]
+    assert [column["medians"]["prompt_tokens"] for column in columns] == [128.0, 128.0]
+    assert "take no token ids: two" in shown.err
+    assert one.bodies[-1]["prompt"] == other.bodies[-1]["prompt"]
+    assert (one.bodies[-1]["model"], other.bodies[-1]["model"]) == ("fake", "its-own")
+    assert ("repeat_penalty" in one.bodies[-1], "repeat_penalty" in other.bodies[-1]) == (False, True)
+
+
+def test_the_scenario_of_chats_is_compared(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.cli.bench_options.LONG_EVERY_S", 0.2)
+    quick = partial(ChatsWorkload, long_every_s=0.2)
+    monkeypatch.setattr("deployments.cli.bench_options.ChatsWorkload", quick)
+    with served(FakeServer(gap_s=0.005)) as url:
+        scenario = ("--scenario", "chats", "--duration-s", "0.6", "--rounds", "1", "--warm-up", "1", "--json", "-")
+        scenario += ("--output-len", "20")
+        assert bench("--compare", f"a={url}", f"b={url}", *scenario) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["comparison"][0]["medians"]) == set(COMPARED_CHATS)
+    for run in found["runs"]:
+        assert run["chats"]["num_long"] == 2
+        assert run["chats"]["itl_ms"]["count"] > 100
+        assert run["num_failed"] == 0
+
+
+@pytest.mark.parametrize("arguments", [("--rounds", "1"), ("--warm-up", "0", "--rounds", "1")])
+def test_a_server_that_ends_its_answers_early_ends_a_comparison_by_name(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(FakeServer()) as good, served(FakeServer(stop_after=3)) as early:
+        load = ("--rate", "50", "--num-requests", "3", "--output-len", "4")
+        assert bench("--compare", f"good={good}", f"early={early}", *load, *arguments) == 1
+    assert "error: early: " in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_ends_a_comparison_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(FakeServer()) as good:
+        assert bench("--compare", f"good={good}", "gone=http://127.0.0.1:9") == 1
+    assert "stallfree: error: gone: Client" in capsys.readouterr().err
+
+
 def test_a_server_may_be_compared_with_itself(capsys: pytest.CaptureFixture[str]) -> None:
     with served(FakeServer()) as url:
         load = ("--rate", "50", "--num-requests", "3", "--output-len", "4", "--rounds", "1", "--json", "-")
@@ -158,6 +211,17 @@ def test_a_server_that_is_not_there_ends_the_command_in_one_line(capsys: pytest.
         (("--url", "http://x", "--rate", "nan"), "--rate: must be a number above 0"),
         (("--url", "http://x", "--num-requests", "0"), "--num-requests: must be at least 1"),
         (("--url", "http://x", "--slo-itl-ms", "x"), "--slo-itl-ms: must be a number above 0"),
+        (("--url", "http://x", "--scenario", "chats", "--rate", "3"), "--rate: --scenario says what is sent"),
+        (("--url", "http://x", "--scenario", "chats", "--mix", "a:1@1/1"), "not allowed with"),
+        (("--url", "http://x", "--scenario", "chats", "--duration-s", "9"), "--duration-s: must be at least 10"),
+        (("--url", "http://x", "--scenario", "chats", "--capacity", "--slo-itl-ms", "5"), "--scenario: has no rate"),
+        (("--url", "http://x", "--duration-s", "30"), "--duration-s: only with --scenario"),
+        (("--compare", "ours=localhost:8000"), "--compare: must read"),
+        (("--compare", "a=http://x", "a=http://y"), "--compare: a name occurs twice"),
+        (("--compare", "a=http://x", "--body", "b={}"), "--body: --compare has no server b"),
+        (("--compare", "a=http://x", "--body", "a=[]"), "--body: must be a JSON object"),
+        (("--compare", "a=http://x", "--body", '{"max_tokens": 3}'), "--body: max_tokens is what the benchmark sets"),
+        (("--in-process", "--body", "{}"), "--body: is for servers"),
         (("--url", "http://x", "--warm-up", "-1"), "--warm-up: must not be negative"),
         (("--in-process", "--block-size", "0"), "--block-size: must be"),
     ],

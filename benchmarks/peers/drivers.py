@@ -37,11 +37,12 @@ class Setting:
         python = self.environments / engine / "bin" / "python"
         if not python.exists():
             raise PeerError(f"{engine} is not set up: benchmarks/peers/setup.sh {self.environments} {engine}")
-        model = self._gguf() if engine == "llama" else self.model_folder
+        model = self.gguf_file() if engine == "llama" else self.model_folder
         name = {"llama": "llama_cpp"}.get(engine, engine)
         return [str(python), str(FOLDER / f"{name}_driver.py"), str(model), str(self.num_threads)]
 
-    def _gguf(self) -> Path:
+    def gguf_file(self) -> Path:
+        """Raises PeerError if there is none."""
         found = self.gguf or next(iter((self.environments / "demo-gguf").rglob("*.gguf")), None)
         if found is None:
             raise PeerError("llama needs --gguf FILE")

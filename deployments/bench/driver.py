@@ -23,7 +23,8 @@ Watch = Callable[[Sequence[Answer]], str | None]
 
 @dataclass(slots=True)
 class Run:
-    """What one drive over the plan saw. `abandoned` says why it was ended before its end; None if it was not."""
+    """What one drive over the plan saw. `abandoned` says why it was ended before its end; None if it was not.
+    `is_of_chats`: it was one of the scenario in `chats.py`."""
 
     target: str
     answers: list[Answer]
@@ -31,6 +32,7 @@ class Run:
     ended_s: float
     loop_lags_s: list[float]
     abandoned: str | None = None
+    is_of_chats: bool = False
 
     @property
     def duration_s(self) -> float:
@@ -73,10 +75,11 @@ async def _send_all(target: Target, answers: Sequence[Answer], run_number: int, 
             delay_s = answer.intended_s - loop.time()
             if delay_s > 0:
                 await asyncio.sleep(delay_s)
-            group.create_task(_ask(target, answer, run_number, timeout_s))
+            group.create_task(ask(target, answer, run_number, timeout_s))
 
 
-async def _ask(target: Target, answer: Answer, run_number: int, timeout_s: float) -> None:
+async def ask(target: Target, answer: Answer, run_number: int, timeout_s: float) -> None:
+    """Sends one request now and fills in what becomes of it; raises nothing that the target raised."""
     loop = asyncio.get_running_loop()
     answer.sent_s = loop.time()
     try:

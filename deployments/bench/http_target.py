@@ -1,11 +1,12 @@
 """An OpenAI-compatible server as a target: streamed completions over HTTP.
 
-Owns the dialect: what this server takes (token ids or text, `ignore_eos`, usage) is found out before the run.
+Owns the dialect: what this server takes (token ids or text, `ignore_eos`, usage) and how it ends a stream is found
+out before the run.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,18 +20,20 @@ _PROBE_TOKENS = 8
 _CONNECT_TIMEOUT_S = 10.0
 _PROBE_TIMEOUT_S = 120.0
 _SHOWN_ERROR_CHARS = 160
-#: statuses by which servers refuse a field or the form of a prompt
-_REFUSALS = (400, 404, 422)
+#: statuses by which servers refuse a field or the form of a prompt, one of them with 500
+_REFUSALS = (400, 404, 422, 500)
 _MAX_LINE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What the server takes. Without `ignore_eos` answers may end early; without usage deliveries are counted."""
+    """What the server takes. Without `ignore_eos` answers may end early; without usage deliveries are counted. `done`:
+    its streams end with `[DONE]`; others end with their finish reason."""
 
     token_ids: bool = True
     ignore_eos: bool = True
     usage: bool = True
+    done: bool = True
 
 
 class _RefusedError(TargetError):
@@ -40,13 +43,25 @@ class _RefusedError(TargetError):
 class HttpTarget:
     """Opens as many connections as there are requests open: waiting for one would hide the server's queue."""
 
-    def __init__(self, url: str, prompts: PromptMaker, *, model: str | None, text: bool, api_key: str | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        prompts: PromptMaker,
+        *,
+        model: str | None,
+        text: bool,
+        api_key: str | None,
+        name: str | None = None,
+        more_fields: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`more_fields` go into every request, for what only this server has. `name`: its URL, unless given."""
         base = url.rstrip("/")
-        self.name = base
+        self.name = base if name is None else name
         self.url = base if base.endswith("/v1") else f"{base}/v1"
         self._prompts = prompts
         self._model = model
         self.dialect = Dialect(token_ids=not text)
+        self._more_fields = dict(more_fields or {})
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._session: aiohttp.ClientSession | None = None
 
@@ -61,6 +76,10 @@ class HttpTarget:
             self._model = await self._first_model()
         await self._find_dialect()
 
+    def use_text(self) -> None:
+        """Words from now on, not token ids."""
+        self.dialect = replace(self.dialect, token_ids=False)
+
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
@@ -69,14 +88,19 @@ class HttpTarget:
         request = answer.request
         loop = asyncio.get_running_loop()
         usage: dict[str, Any] | None = None
-        async for chunk in self._chunks(self._body(request, run, self.dialect)):
+        end = _End()
+        async for chunk in self._chunks(self._body(request, run, self.dialect), end):
             now = loop.time()
             if any(_has_token(choice) for choice in chunk.get("choices") or ()):
                 answer.delivery_times_s.append(now)
             usage = chunk.get("usage") or usage
+        end.check(self.dialect)
         if usage is None:
             answer.num_input_tokens = request.num_input_tokens
-            answer.num_output_tokens = len(answer.delivery_times_s)
+            # A token that only begins a character comes with the next one: fewer deliveries than tokens.
+            answer.num_output_tokens = (
+                request.num_output_tokens if end.finish_reason == "length" else len(answer.delivery_times_s)
+            )
         else:
             answer.num_input_tokens = int(usage["prompt_tokens"])
             answer.num_output_tokens = int(usage["completion_tokens"])
@@ -94,7 +118,7 @@ class HttpTarget:
             body["ignore_eos"] = True
         if dialect.usage:
             body["stream_options"] = {"include_usage": True}
-        return body
+        return body | self._more_fields
 
     async def _find_dialect(self) -> None:
         """Leaves out, one more with each refusal, what a strict server may not know. Raises the last refusal."""
@@ -105,9 +129,10 @@ class HttpTarget:
         candidates += [replace(dialect, token_ids=False) for dialect in candidates if full.token_ids]
         probe = PlannedRequest(0, 0.0, _PROBE_TOKENS, 2)
         for place, dialect in enumerate(candidates):
+            end = _End()
             try:
                 async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                    async for _ in self._chunks(self._body(probe, -1, dialect)):
+                    async for _ in self._chunks(self._body(probe, -1, dialect), end):
                         pass
             except TimeoutError as error:
                 raise TargetError(f"no answer within {_PROBE_TIMEOUT_S:g} s") from error
@@ -115,7 +140,8 @@ class HttpTarget:
                 if place == len(candidates) - 1:
                     raise
                 continue
-            self.dialect = dialect
+            self.dialect = replace(dialect, done=end.said_done)
+            end.check(self.dialect)
             return
 
     async def _first_model(self) -> str:
@@ -131,8 +157,8 @@ class HttpTarget:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise TargetError(f"{self.url}/models lists no model; name it") from error
 
-    async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The stream's JSON objects, as they come. Raises TargetError unless it ends as a stream should."""
+    async def _chunks(self, body: dict[str, Any], end: "_End") -> AsyncIterator[dict[str, Any]]:
+        """The stream's JSON objects, as they come; `end` is told how it ended. Raises TargetError if it breaks."""
         assert self._session is not None
         try:
             async with self._session.post(f"{self.url}/completions", json=body) as response:
@@ -145,23 +171,51 @@ class HttpTarget:
                         continue
                     data = line[5:].strip()
                     if data == b"[DONE]":
+                        end.said_done = True
                         return
                     chunk = json.loads(data)
                     if not isinstance(chunk, dict):
                         raise TargetError("an event is no JSON object")
                     if chunk.get("error"):
                         raise TargetError(f"error event: {json.dumps(chunk['error'])[:_SHOWN_ERROR_CHARS]}")
+                    end.finish_reason = _finish_reason(chunk) or end.finish_reason
                     yield chunk
         except (aiohttp.ClientError, ConnectionError) as error:
             raise TargetError(_described(error)) from error
         except ValueError as error:
             raise TargetError(f"an event cannot be read: {error}") from error
-        raise TargetError("the stream ended without [DONE]")
+
+
+@dataclass(slots=True)
+class _End:
+    """How a stream ended."""
+
+    said_done: bool = False
+    finish_reason: str | None = None
+
+    def check(self, dialect: Dialect) -> None:
+        """Raises TargetError unless it ended as this server's streams do."""
+        if not self.said_done and (dialect.done or self.finish_reason is None):
+            raise TargetError("the stream ended without [DONE]")
+
+
+def agree_on_prompts(targets: Sequence[HttpTarget]) -> list[str]:
+    """Where one of the servers takes no token ids, all get words: prompts are the same for all. Returns the names of
+    those that take none."""
+    refusing = [target.name for target in targets if not target.dialect.token_ids]
+    if refusing:
+        for target in targets:
+            target.use_text()
+    return refusing
 
 
 def _has_token(choice: dict[str, Any]) -> bool:
     """Chunks that only end an answer or state a role carry no token."""
     return bool(choice.get("text")) or bool(choice.get("token_ids"))
+
+
+def _finish_reason(chunk: dict[str, Any]) -> str | None:
+    return next((reason for choice in chunk.get("choices") or () if (reason := choice.get("finish_reason"))), None)
 
 
 def _described(error: BaseException) -> str:

@@ -18,6 +18,9 @@ class LengthRange:
     def draw(self, draw: Random) -> int:
         return self.low if self.low == self.high else draw.randint(self.low, self.high)
 
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+
 
 @dataclass(frozen=True, slots=True)
 class MixPart:

@@ -11,7 +11,15 @@ from deployments.bench.requests import PlannedRequest
 
 #: where nothing is known of the vocabulary: every current model's is larger
 FALLBACK_VOCAB_SIZE = 5000
-_SYLLABLES = ("ba", "de", "fi", "go", "lu", "ma", "ne", "pi", "ro", "su", "ta", "ve")
+#: each is a token of its own in the vocabularies of current models, so that words are as many tokens
+_TEXT = (
+    "the of and to in for is on that by this with you it not or be are from at as your all have new more an was we "
+    "will can about if page my has search but our one other do no time they site he up may what which their news out "
+    "use any there see only so his when here who also now help get view first am been would how were some these like "
+    "than find price date back top people had list name just over state year day into two health world next used go "
+    "work last most music buy data make them should product system city add number such please"
+)
+_WORDS = _TEXT.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +42,8 @@ class PromptMaker:
         return token_ids[: request.num_input_tokens]
 
     def text(self, request: PlannedRequest, run: int) -> str:
-        """One short word for each token: the tokenizer decides how many tokens it is."""
-        words = (
-            _SYLLABLES[number % len(_SYLLABLES)] + _SYLLABLES[number // len(_SYLLABLES) % len(_SYLLABLES)]
-            for number in self.token_ids(request, run)
-        )
-        return " ".join(words)
+        """One common word for each token: the tokenizer decides how many tokens it is."""
+        return " ".join(_WORDS[number % len(_WORDS)] for number in self.token_ids(request, run))
 
     def _draw(self, key: str, count: int) -> list[int]:
         margin = self.vocab_size // 10

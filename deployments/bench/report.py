@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 
 from deployments.bench.capacity import Capacity
-from deployments.bench.comparison import COMPARED, Compared
+from deployments.bench.chats_summary import ChatsSummary
+from deployments.bench.comparison import Compared
 from deployments.bench.slo import Slo
 from deployments.bench.stats import Percentiles
 from deployments.bench.summary import Latencies, Summary
@@ -27,7 +28,8 @@ def detail(summary: Summary, slo: Slo) -> str:
     lines = [
         f"{summary.target}: {summary.num_requests} requests, {_rate(summary.offered_rate)}, {summary.duration_s:.1f} s",
         f"  complete {summary.num_complete}, failed {summary.num_failed}, unfinished {summary.num_unfinished}"
-        + (f", shorter than asked {summary.num_short}" if summary.num_short else ""),
+        + (f", shorter than asked {summary.num_short}" if summary.num_short else "")
+        + (f", longer {summary.num_longer}" if summary.num_longer else ""),
         f"  throughput {summary.output_tokens_per_s:.1f} output tokens/s, {summary.input_tokens_per_s:.1f} input "
         f"tokens/s, {summary.requests_per_s:.3g} requests/s",
     ]
@@ -43,6 +45,8 @@ def detail(summary: Summary, slo: Slo) -> str:
     lines += _latency_lines("", summary.latencies)
     for kind, latencies in summary.by_kind.items():
         lines += _latency_lines(f"{kind}: ", latencies)
+    if summary.chats is not None:
+        lines += _chats_lines(summary.chats)
     lines += [_line("client: send lateness", summary.send_lateness), _line("client: loop lag", summary.loop_lag)]
     if summary.stall_threshold_s is not None:
         lines.append(f"  stalls (over {summary.stall_threshold_s * 1e3:.0f} ms between tokens): {summary.num_stalls}")
@@ -95,7 +99,7 @@ def capacity_text(target: str, capacity: Capacity, slo: Slo) -> str:
 def comparison_table(compared: Sequence[Compared]) -> str:
     """One row for each quantity; medians, and in brackets the ratio to the first target."""
     rows = [["", *(column.target for column in compared)]]
-    for name in COMPARED:
+    for name in compared[0].medians:
         is_time = name.endswith("_s") and not name.endswith("per_s")
         cells = []
         for column in compared:
@@ -105,6 +109,15 @@ def comparison_table(compared: Sequence[Compared]) -> str:
         rows.append([name.removesuffix("_s") + " ms" if is_time else name, *cells])
     rows.append(["failed", *(str(column.num_failed) for column in compared)])
     return _table(rows)
+
+
+def _chats_lines(chats: ChatsSummary) -> list[str]:
+    answered = chats.num_long - chats.num_long_unanswered
+    return [
+        _line("chats beside a long prompt", chats.itl_beside),
+        f"  chats: {chats.tokens_per_s:.1f} tokens/s, {chats.num_stalls} stalls, longest silence "
+        f"{chats.longest_silence_s * 1e3:.0f} ms; long prompts: {answered} of {chats.num_long} answered",
+    ]
 
 
 def _latency_lines(prefix: str, latencies: Latencies) -> list[str]:

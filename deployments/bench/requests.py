@@ -24,7 +24,8 @@ class Answer:
     """What was seen of one request. Times are the client's clock, in seconds.
 
     Every latency counts from `intended_s`, the moment at which the request should have left: a client or a server
-    that is late cannot hide it. `delivery_times_s` has one entry for each delivery of at least one token.
+    that is late cannot hide it. `delivery_times_s` has one entry for each delivery of at least one token. `cut_s` is
+    when a run of a set length ended while this answer was under way: it neither failed nor is it complete.
     """
 
     request: PlannedRequest
@@ -35,6 +36,7 @@ class Answer:
     num_output_tokens: int = 0
     ended_s: float | None = None
     error: str | None = None
+    cut_s: float | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -49,9 +51,17 @@ class Answer:
         return None if self.ended_s is None else self.ended_s - self.intended_s
 
     @property
+    def intervals_s(self) -> list[tuple[float, float]]:
+        """From one delivery to the next, and of a cut answer to the cut: a stall at the end of a run is one, too."""
+        times_s = self.delivery_times_s
+        if self.cut_s is not None and times_s:
+            times_s = [*times_s, max(self.cut_s, times_s[-1])]
+        return list(pairwise(times_s))
+
+    @property
     def gaps_s(self) -> list[float]:
-        """The inter-token times: from one delivery to the next."""
-        return [after - before for before, after in pairwise(self.delivery_times_s)]
+        """The inter-token times."""
+        return [after - before for before, after in self.intervals_s]
 
     @property
     def send_lateness_s(self) -> float | None:

@@ -6,10 +6,12 @@ Knows neither the command line nor how results are shown.
 import asyncio
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from deployments.bench.capacity import Capacity, search_capacity
+from deployments.bench.chats import ChatsWorkload, drive_chats
+from deployments.bench.comparison import check_lengths
 from deployments.bench.driver import Run, drive
 from deployments.bench.loss_watch import LossWatch
 from deployments.bench.requests import Answer, PlannedRequest
@@ -24,9 +26,13 @@ SOLO_OUTPUT_TOKENS = 65
 SOLO_REPEATS = 3
 #: lets a target settle what an abandoned run left behind
 PAUSE_S = 0.5
+#: a target that answers this has left the run before behind it
+SETTLED = PlannedRequest(0, 0.0, 8, 2)
 
 #: called several times a second with what is running and the answers so far
 Progress = Callable[[str, Sequence[Answer]], None]
+#: called with the name of a target before it is asked anything, while nothing is asked
+OnTurn = Callable[[str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +57,31 @@ class Measured:
     summary: Summary
 
 
+async def _nothing_to_do(name: str) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class Session:
     """Runs are numbered; equal numbers give equal prompts, so that targets that are compared see the same ones."""
 
     settings: SessionSettings
     progress: Progress = lambda label, answers: None
+    on_turn: OnTurn = _nothing_to_do
     num_runs: int = field(default=0, init=False)
 
-    async def warm_up(self, target: Target) -> None:
-        """A few requests, one at a time and not counted. Raises TargetError if none of them gets an answer."""
+    async def warm_up(self, target: Target, *, equal: bool = False) -> None:
+        """A few requests, one at a time and not counted. Raises TargetError if none of them gets an answer, and with
+        `equal` if one has another length than asked for."""
+        await self.on_turn(target.name)
         plan = self.settings.workload.plan(self.settings.num_warm_up, math.inf)
         runs = [await self._drive(target, [_alone(request)], f"{target.name}: warm-up") for request in plan]
         errors = [answer.error for run in runs for answer in run.answers if answer.error is not None]
         if errors and len(errors) == len(plan):
-            raise TargetError(f"{target.name}: {errors[-1]}")
+            raise TargetError(f"{target.name}: {errors[-1]}", target.name)
+        if equal:
+            for run in runs:
+                check_lengths(summarize(run, self.settings.slo))
 
     async def solo_gap_s(self, target: Target) -> float:
         """The inter-token time of a request that is alone: the median over a few. Raises TargetError."""
@@ -87,7 +103,8 @@ class Session:
     async def compare(self, targets: Sequence[Target], rate: float | None, num_rounds: int) -> list[list[Measured]]:
         """Drives the targets in turn with the same arrivals and prompts; for each target, its rounds.
 
-        Every other round goes backwards, so that a machine that slows down favours nobody.
+        Every other round goes backwards, so that a machine that slows down favours nobody. Raises
+        UnequalAnswersError for a target whose answers have another length than asked for.
         """
         rounds: list[list[Measured]] = [[] for _ in targets]
         for number in range(num_rounds):
@@ -95,7 +112,12 @@ class Session:
             run_number = self.num_runs
             for place in reversed(order) if number % 2 else order:
                 self.num_runs = run_number
-                rounds[place].append(await self._measure(targets[place], rate))
+                await self.on_turn(targets[place].name)
+                measured = await self._measure(targets[place], rate)
+                check_lengths(measured.summary)
+                rounds[place].append(measured)
+                if any(answer.cut_s is not None for answer in measured.run.answers):
+                    await self._settle(targets[place])
         return rounds
 
     async def capacity(self, target: Target, start_rate: float) -> tuple[Capacity, list[Measured]]:
@@ -119,8 +141,19 @@ class Session:
         )
         return found, measured
 
+    async def _settle(self, target: Target) -> None:
+        """What a run cut may still be at work in a server, and the next one has its turn only after that."""
+        num_runs = self.num_runs
+        answer = (await self._drive(target, [SETTLED], f"{target.name}: settling")).answers[0]
+        self.num_runs = num_runs
+        if answer.error is not None:
+            raise TargetError(f"{target.name}: after its run: {answer.error}", target.name)
+
     async def _measure(self, target: Target, rate: float | None, *, stop_when_lost: bool = False) -> Measured:
         settings = self.settings
+        if isinstance(settings.workload, ChatsWorkload):
+            run = await self._drive_chats(target, settings.workload)
+            return Measured(run, summarize(run, settings.slo))
         count = settings.num_requests
         if stop_when_lost and rate is not None:
             count = max(count or 0, round(rate * settings.trial_s)) or None
@@ -128,6 +161,16 @@ class Session:
         label = target.name if rate is None else f"{target.name} at {rate:.3g}/s"
         run = await self._drive(target, plan, label, settings.slo if stop_when_lost else None)
         return Measured(run, summarize(run, settings.slo))
+
+    async def _drive_chats(self, target: Target, workload: ChatsWorkload) -> Run:
+        def watch(answers: Sequence[Answer]) -> str | None:
+            self.progress(f"{target.name}: chats", answers)
+            return None
+
+        number, self.num_runs = self.num_runs, self.num_runs + 1
+        return await drive_chats(
+            target, workload, run_number=number, timeout_s=self.settings.timeout_s, watch=watch
+        )
 
     async def _drive(self, target: Target, plan: Sequence[PlannedRequest], label: str, slo: Slo | None = None) -> Run:
         loop = asyncio.get_running_loop()

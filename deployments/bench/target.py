@@ -6,7 +6,12 @@ from deployments.bench.requests import Answer
 
 
 class TargetError(Exception):
-    """A request failed, or the target cannot be used at all; the message is counted and shown."""
+    """A request failed, or the target cannot be used at all; the message is counted and shown. `target` is its name,
+    where it is known."""
+
+    def __init__(self, message: str, target: str | None = None) -> None:
+        super().__init__(message)
+        self.target = target
 
 
 class Target(Protocol):

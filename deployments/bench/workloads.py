@@ -49,12 +49,8 @@ class SyntheticWorkload:
         ]
 
     def describe(self) -> str:
-        def lengths(low: int, high: int) -> str:
-            return str(low) if low == high else f"{low}-{high}"
-
         return ", ".join(
-            f"{part.name} {part.share:g} x {lengths(part.num_input_tokens.low, part.num_input_tokens.high)} in / "
-            f"{lengths(part.num_output_tokens.low, part.num_output_tokens.high)} out"
+            f"{part.name} {part.share:g} x {part.num_input_tokens} in / {part.num_output_tokens} out"
             for part in self.parts
         )
 

@@ -22,6 +22,7 @@ from deployments.bench.slo import Slo
 from deployments.bench.target import Target, TargetError
 from deployments.cli import bench_options
 from deployments.cli.bench_options import Load
+from deployments.cli.bench_values import NamedUrl
 from deployments.cli.options import EXIT_FAILED, UsageError, engine_config_from, error_line
 from deployments.cli.progress import ProgressLine
 
@@ -54,8 +55,10 @@ async def _measure(args: argparse.Namespace, load: Load, targets: Sequence[Targe
 
     async with _opened(targets):
         session = Session(_settings(args, load, Slo()), progress)
+        if args.compare and not args.text_prompts:
+            _agree_on_prompts(targets)
         for target in targets:
-            await session.warm_up(target)
+            await session.warm_up(target, equal=bool(args.compare) and not args.capacity)
         solo_gap_s = await session.solo_gap_s(targets[0]) if bench_options.needs_solo_gap(args) else None
         slo = bench_options.slo_from(args, solo_gap_s)
         session.settings = _settings(args, load, slo)
@@ -119,15 +122,32 @@ def _targets(args: argparse.Namespace, load: Load) -> list[Target]:
     from deployments.bench.http_target import HttpTarget
 
     prompts = PromptMaker(args.vocab_size or FALLBACK_VOCAB_SIZE, args.seed, load.prefix_block_tokens)
-    urls: list[str] = args.compare or [args.url]
+    servers: list[NamedUrl] = args.compare or [NamedUrl(None, args.url)]
     targets = [
-        HttpTarget(url, prompts, model=args.served_model_name, text=args.text_prompts, api_key=args.api_key)
-        for url in urls
+        HttpTarget(
+            server.url,
+            prompts,
+            model=args.served_model_name,
+            text=args.text_prompts,
+            api_key=args.api_key,
+            name=server.name,
+            more_fields=bench_options.fields_for(args, server.name),
+        )
+        for server in servers
     ]
     for number, target in enumerate(targets, 1):
-        if sum(other.url == target.url for other in targets) > 1:  # a server against itself shows the noise
+        is_named = servers[number - 1].name is not None
+        if not is_named and sum(other.url == target.url for other in targets) > 1:  # to see the noise
             target.name = f"{target.name} #{number}"
     return list(targets)
+
+
+def _agree_on_prompts(targets: Sequence[Target]) -> None:
+    from deployments.bench.http_target import HttpTarget, agree_on_prompts
+
+    servers = [target for target in targets if isinstance(target, HttpTarget)]
+    if refusing := agree_on_prompts(servers):
+        sys.stderr.write(f"all get words, as these take no token ids: {', '.join(refusing)}\n")
 
 
 def _write(args: argparse.Namespace, results: Results) -> None:

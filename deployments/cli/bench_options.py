@@ -4,11 +4,26 @@ import argparse
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from deployments.bench.mixes import LengthRange, MixPart, parse_lengths, parse_mix
+from deployments.bench.chats import DEFAULT_DURATION_S, LONG_EVERY_S, ChatsWorkload
+from deployments.bench.chats import DEFAULT_INPUT_LEN as CHAT_INPUT_LEN
+from deployments.bench.chats import DEFAULT_OUTPUT_LEN as CHAT_OUTPUT_LEN
+from deployments.bench.mixes import LengthRange, MixPart
 from deployments.bench.slo import Slo
 from deployments.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceError, read_trace
 from deployments.bench.workloads import SyntheticWorkload, TraceWorkload, Workload
+from deployments.cli.bench_values import (
+    ItlLimit,
+    count,
+    itl_limit,
+    lengths,
+    mix,
+    more_fields,
+    named_url,
+    positive,
+    rates_list,
+)
 from deployments.cli.options import (
     OneLineParser,
     UsageError,
@@ -21,20 +36,13 @@ from deployments.cli.options import (
 DEFAULT_NUM_REQUESTS = 100
 DEFAULT_INPUT_LEN = LengthRange(128, 128)
 DEFAULT_OUTPUT_LEN = LengthRange(64, 64)
+SCENARIOS = ("chats",)
 
 _DESCRIPTION = """\
 Sends requests at moments that are fixed before the run (open loop) and measures every latency from the moment a
 request should have left, so that neither a slow server nor a slow client can hide a delay. Drives a server with an
 OpenAI-compatible API, several of them in turn, or an engine in this process. A table goes to standard output,
 progress to standard error."""
-
-
-@dataclass(frozen=True, slots=True)
-class ItlLimit:
-    """A limit on inter-token times: `value_ms`, or so many times (`factor`) what a lone request sees."""
-
-    value_ms: float | None = None
-    factor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,52 +70,61 @@ def _add_target_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to drive")
     one = group.add_mutually_exclusive_group(required=True)
     one.add_argument("--url", metavar="URL", help="base URL of a server, such as http://127.0.0.1:8000/v1")
-    one.add_argument("--compare", nargs="+", metavar="URL", help="several servers in turn, with the same requests")
+    one.add_argument("--compare", nargs="+", type=named_url, metavar="[NAME=]URL", help="several servers in turn, "
+                     "with the same requests")  # fmt: skip
     one.add_argument("--in-process", action="store_true", help="an engine in this process, with the engine options")
     add = group.add_argument
     add("--served-model-name", metavar="NAME", help="what the server calls the model (default: its first)")
     add("--api-key", metavar="KEY", help="sent as a bearer token")
     add("--text-prompts", action="store_true", help="send words, not token ids (default: if the server refuses ids)")
-    add("--vocab-size", type=_count, metavar="N", help="token ids of prompts are below it (default: the engine's, or "
+    add("--body", action="append", type=more_fields, default=[], metavar="[NAME=]JSON", help="fields to add to each "
+        "request, or to those of the server NAME of --compare; may be repeated")  # fmt: skip
+    add("--vocab-size", type=count, metavar="N", help="token ids of prompts are below it (default: the engine's, or "
         "5000 for a server)")  # fmt: skip
 
 
 def _add_load_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
     what = group.add_mutually_exclusive_group()
-    what.add_argument("--mix", type=_mix, metavar="MIX", help="name:share@input/output,... with lengths in tokens or "
+    what.add_argument("--mix", type=mix, metavar="MIX", help="name:share@input/output,... with lengths in tokens or "
                       "ranges of them: chat:0.9@64-256/64,long:0.1@4096/32")  # fmt: skip
+    what.add_argument("--scenario", choices=SCENARIOS, help="chats: 8 chats stream all the time, and every 5 s a "
+                      "prompt of 1,900 tokens comes in")  # fmt: skip
     what.add_argument("--trace", type=Path, metavar="FILE", help="CSV (arrival_s,input_tokens,output_tokens, "
                       "or an Azure trace) or Mooncake's JSON lines")  # fmt: skip
     add = group.add_argument
-    add("--input-len", type=_lengths, metavar="N", help="tokens of a prompt: a number or a range (default: 128)")
-    add("--output-len", type=_lengths, metavar="N", help="tokens of an answer (default: 64)")
-    add("--rate", type=_rates, metavar="R[,R...]", help="requests a second, one run for each; inf: all at once. "
+    add("--input-len", type=lengths, metavar="N", help="tokens of a prompt: a number or a range (default: 128; of "
+        f"a chat's {CHAT_INPUT_LEN})")  # fmt: skip
+    add("--output-len", type=lengths, metavar="N", help="tokens of an answer (default: 64; of a chat's "
+        f"{CHAT_OUTPUT_LEN})")  # fmt: skip
+    add("--rate", type=rates_list, metavar="R[,R...]", help="requests a second, one run for each; inf: all at once. "
         "A trace is stretched to it (default: the trace's own; else 1)")  # fmt: skip
-    add("--num-requests", type=_count, metavar="N", help=f"in each run (default: {DEFAULT_NUM_REQUESTS}, or all of "
+    add("--num-requests", type=count, metavar="N", help=f"in each run (default: {DEFAULT_NUM_REQUESTS}, or all of "
         "the trace)")  # fmt: skip
-    add("--burstiness", type=_positive, default=1.0, metavar="K", help="shape of the gamma distribution of arrivals: "
+    add("--burstiness", type=positive, default=1.0, metavar="K", help="shape of the gamma distribution of arrivals: "
         "1 is Poisson, less is burstier, inf is even (default: 1)")  # fmt: skip
-    add("--scale-input", type=_positive, default=1.0, metavar="F", help="multiply the trace's prompt lengths")
-    add("--fix-output", type=_count, metavar="N", help="every answer of the trace has N tokens")
-    add("--stretch", type=_positive, default=1.0, metavar="F", help="multiply the times of the trace")
+    add("--scale-input", type=positive, default=1.0, metavar="F", help="multiply the trace's prompt lengths")
+    add("--fix-output", type=count, metavar="N", help="every answer of the trace has N tokens")
+    add("--stretch", type=positive, default=1.0, metavar="F", help="multiply the times of the trace")
+    add("--duration-s", type=positive, metavar="S", help="length of a run of --scenario (default: "
+        f"{DEFAULT_DURATION_S:g})")  # fmt: skip
     add("--seed", type=whole_number, default=0, metavar="N", help="of arrivals, lengths and prompts (default: 0)")
 
 
 def _add_measuring_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measuring")
     add = group.add_argument
-    add("--slo-ttft-ms", type=_positive, metavar="MS", help="limit on the time to the first token")
-    add("--slo-itl-ms", type=_itl_limit, metavar="MS", help="limit on the 99th percentile of inter-token times; 5x: "
+    add("--slo-ttft-ms", type=positive, metavar="MS", help="limit on the time to the first token")
+    add("--slo-itl-ms", type=itl_limit, metavar="MS", help="limit on the 99th percentile of inter-token times; 5x: "
         "five times what a lone request sees")  # fmt: skip
     add("--capacity", action="store_true", help="find the highest rate that keeps the limits (median first token)")
-    add("--max-search-s", type=_positive, default=600.0, metavar="S", help="no trial begins later (default: 600)")
-    add("--trial-s", type=_positive, default=20.0, metavar="S", help="a trial has at least the requests of so many "
+    add("--max-search-s", type=positive, default=600.0, metavar="S", help="no trial begins later (default: 600)")
+    add("--trial-s", type=positive, default=20.0, metavar="S", help="a trial has at least the requests of so many "
         "seconds, if there are any more (default: 20)")  # fmt: skip
-    add("--precision", type=_positive, default=0.05, metavar="P", help="of the capacity (default: 0.05, 5 percent)")
-    add("--rounds", type=_count, default=3, metavar="N", help="with --compare: runs of each server (default: 3)")
+    add("--precision", type=positive, default=0.05, metavar="P", help="of the capacity (default: 0.05, 5 percent)")
+    add("--rounds", type=count, default=3, metavar="N", help="with --compare: runs of each server (default: 3)")
     add("--warm-up", type=whole_number, default=2, metavar="N", help="requests before, not counted (default: 2)")
-    add("--timeout-s", type=_positive, default=600.0, metavar="S", help="a request without end failed (default: 600)")
+    add("--timeout-s", type=positive, default=600.0, metavar="S", help="a request without end failed (default: 600)")
     add("--json", metavar="FILE", help="write the results as one JSON object; -: to standard output, without tables")
     add("--plot", metavar="PREFIX", help="write PREFIX-*.png; needs matplotlib (pip install 'stallfree[plot]')")
 
@@ -115,6 +132,16 @@ def _add_measuring_options(parser: argparse.ArgumentParser) -> None:
 def load_from(args: argparse.Namespace) -> Load:
     """Raises UsageError for options that contradict each other and for a trace that cannot be read."""
     rates: list[float | None]
+    if args.scenario is not None:
+        _refuse(args, "--scenario", "rate", "num_requests")
+        _refuse_without_trace(args)
+        chats = ChatsWorkload(
+            args.duration_s or DEFAULT_DURATION_S,
+            chat_input_tokens=args.input_len or CHAT_INPUT_LEN,
+            chat_output_tokens=args.output_len or CHAT_OUTPUT_LEN,
+            seed=args.seed,
+        )
+        return Load(chats, [None], None, MOONCAKE_BLOCK_TOKENS)
     if args.trace is not None:
         _refuse(args, "--trace", "input_len", "output_len")
         try:
@@ -147,8 +174,35 @@ def check_options(args: argparse.Namespace) -> None:
         raise UsageError("--rate", "with --capacity it is the one finite rate at which the search begins")
     if args.compare and not args.capacity and args.rate is not None and len(args.rate) > 1:
         raise UsageError("--rate", "--compare takes one rate")
+    if args.scenario is not None and args.capacity:
+        raise UsageError("--scenario", "has no rate, so no --capacity")
+    if args.scenario is not None and args.duration_s is not None and args.duration_s < 2 * LONG_EVERY_S:
+        raise UsageError("--duration-s", f"must be at least {2 * LONG_EVERY_S:g}")
+    if args.scenario is None and args.duration_s is not None:
+        raise UsageError("--duration-s", "only with --scenario")
+    _check_bodies(args)
     if args.warm_up < 0:
         raise UsageError("--warm-up", f"must not be negative, got {args.warm_up}")
+
+
+def _check_bodies(args: argparse.Namespace) -> None:
+    if args.body and args.in_process:
+        raise UsageError("--body", "is for servers")
+    names = [named.name for named in args.compare or () if named.name is not None]
+    if len(set(names)) < len(names):
+        raise UsageError("--compare", "a name occurs twice")
+    for more in args.body:
+        if more.name is not None and more.name not in names:
+            raise UsageError("--body", f"--compare has no server {more.name}")
+
+
+def fields_for(args: argparse.Namespace, name: str | None) -> dict[str, Any]:
+    """What `--body` adds to the requests of this server."""
+    added: dict[str, Any] = {}
+    for more in args.body:
+        if more.name is None or more.name == name:
+            added |= more.fields
+    return added
 
 
 def slo_from(args: argparse.Namespace, solo_gap_s: float | None) -> Slo:
@@ -171,51 +225,10 @@ def needs_solo_gap(args: argparse.Namespace) -> bool:
 def _refuse(args: argparse.Namespace, source: str, *names: str) -> None:
     for name in names:
         if getattr(args, name) is not None:
-            raise UsageError(option_of(name), f"{source} says what the lengths are")
+            raise UsageError(option_of(name), f"{source} says what is sent")
 
 
 def _refuse_without_trace(args: argparse.Namespace) -> None:
     for name, neutral in (("scale_input", 1.0), ("fix_output", None), ("stretch", 1.0)):
         if getattr(args, name) != neutral:
             raise UsageError(option_of(name), "only with --trace")
-
-
-def _mix(text: str) -> list[MixPart]:
-    try:
-        return parse_mix(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _lengths(text: str) -> LengthRange:
-    try:
-        return parse_lengths(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _rates(text: str) -> list[float]:
-    return [_positive(item) for item in text.split(",")]
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
-    return value
-
-
-def _count(text: str) -> int:
-    value = whole_number(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text!r}")
-    return value
-
-
-def _itl_limit(text: str) -> ItlLimit:
-    if text.endswith("x"):
-        return ItlLimit(factor=_positive(text[:-1]))
-    return ItlLimit(value_ms=_positive(text))

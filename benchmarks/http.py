@@ -1,0 +1,167 @@
+"""Whole servers side by side, through HTTP: `python -m benchmarks.http --environments FOLDER`.
+
+Starts every server that is set up, one after the other, and then loads one at a time, in turns, with the same
+prompts at the same moments; the others are frozen, since an idle server takes processor time, too. Prints a Markdown
+table, and each goal with what became of it; exit status 1 tells that one was missed.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.__main__ import with_table
+from benchmarks.http_rows import GOALS, SEED, Row, all_rows
+from benchmarks.http_table import BEGIN, END, Measured, goal_lines, table
+from benchmarks.peers.drivers import PeerError
+from benchmarks.servers.__main__ import add_setting_options, interrupt_on_sigterm, setting_of
+from benchmarks.servers.commands import SERVERS, USUAL
+from benchmarks.servers.process import RunningServer, ServerError
+from deployments.bench.comparison import compare
+from deployments.bench.http_target import HttpTarget, agree_on_prompts
+from deployments.bench.prompts import FALLBACK_VOCAB_SIZE, PromptMaker
+from deployments.bench.session import OnTurn, Session, SessionSettings
+from deployments.bench.slo import Slo
+from deployments.bench.target import TargetError
+from deployments.bench.traces import MOONCAKE_BLOCK_TOKENS
+
+FIRST_PORT = 8110
+#: after its pause a server does first what it would have done meanwhile
+CATCH_UP_S = 1.0
+REQUEST_TIMEOUT_S = 300.0
+NUM_WARM_UP = 2
+
+
+async def measure(servers: Sequence[RunningServer], rows: Sequence[Row], num_rounds: int) -> list[Measured]:
+    """A server that cannot be used, or answers in other lengths than asked for, is left out from there on."""
+    failures: dict[str, str] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        targets: list[HttpTarget] = []
+        for server in servers:
+            prompts = PromptMaker(FALLBACK_VOCAB_SIZE, SEED, MOONCAKE_BLOCK_TOKENS)
+            target = HttpTarget(
+                server.url,
+                prompts,
+                model=None,
+                text=False,
+                api_key=None,
+                name=server.name,
+                more_fields=server.command.more_fields,
+            )
+            stack.push_async_callback(target.close)
+            try:
+                await target.open()
+                targets.append(target)
+            except TargetError as error:
+                failures[server.name] = str(error)
+        refusing = agree_on_prompts(targets)
+        if refusing:
+            _say(f"all get words, as these take no token ids: {', '.join(refusing)}")
+
+        async def on_turn(name: str) -> None:
+            for server in servers:
+                if server.name != name:
+                    server.pause()
+            for server in servers:
+                if server.name == name:
+                    await asyncio.to_thread(server.resume)
+            await asyncio.sleep(CATCH_UP_S)
+
+        return [await _measure_row(row, targets, failures, num_rounds, on_turn) for row in rows]
+
+
+async def _measure_row(
+    row: Row, targets: list[HttpTarget], failures: dict[str, str], num_rounds: int, on_turn: OnTurn
+) -> Measured:
+    settings = SessionSettings(row.workload, Slo(), row.num_requests, REQUEST_TIMEOUT_S, NUM_WARM_UP)
+    while targets:
+        session = Session(settings, on_turn=on_turn)
+        try:
+            for target in targets:
+                _say(f"{row.name}: warming up {target.name}")
+                await session.warm_up(target, equal=True)
+            _say(f"{row.name}: {num_rounds} rounds of {', '.join(target.name for target in targets)}")
+            rounds = await session.compare(targets, row.rate, num_rounds)
+        except TargetError as error:
+            if error.target is None:
+                raise
+            _say(f"left out: {error}")
+            failures[error.target] = str(error)
+            targets[:] = [target for target in targets if target.name != error.target]
+            continue
+        columns = compare([[one.summary for one in of_target] for of_target in rounds])
+        return Measured(row, columns, dict(failures))
+    return Measured(row, [], dict(failures))
+
+
+def run(args: argparse.Namespace) -> list[Measured]:
+    setting = setting_of(args)
+    failures: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        logs = Path(args.logs or stack.enter_context(tempfile.TemporaryDirectory()))
+        servers: list[RunningServer] = []
+        for place, name in enumerate(args.servers):
+            port = args.first_port + place
+            try:
+                command = SERVERS[name](setting, port)
+                server = stack.enter_context(RunningServer(command, port, logs / f"{name}.log"))
+            except (PeerError, ServerError) as error:
+                _say(f"left out: {error}")
+                failures[name] = str(error)
+                continue
+            _say(f"{name}: ready after {server.start_s:.0f} s ({server.command.note})")
+            servers.append(server)
+        chosen = all_rows(args.duration_s)
+        measured = asyncio.run(measure(servers, [chosen[name] for name in args.rows], args.rounds))
+    for one in measured:
+        one.failures |= failures
+    return measured
+
+
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(
+        prog="python -m benchmarks.http", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_setting_options(options)
+    add = options.add_argument
+    add("--servers", nargs="+", choices=tuple(SERVERS), default=list(USUAL))
+    add("--rows", nargs="+", choices=tuple(all_rows(1.0)), default=list(all_rows(1.0)))
+    add("--rounds", type=int, default=2)
+    add("--duration-s", type=float, default=25.0, metavar="S", help="of a run of the chats (default: %(default)g)")
+    add("--first-port", type=int, default=FIRST_PORT, help="of as many as there are servers (default: %(default)s)")
+    add("--logs", type=Path, metavar="FOLDER", help="keep what the servers print there")
+    add("--json", action="store_true", help="a line of JSON for each row and server, no table")
+    add("--write", type=Path, metavar="FILE", help="also put the table into this document, between its marks")
+    return options
+
+
+def main() -> int:
+    args = parser().parse_args()
+    interrupt_on_sigterm()
+    measured = run(args)
+    shown = table(measured, args.servers)
+    goals = goal_lines(measured, GOALS)
+    if args.json:
+        for one in measured:
+            for line in one.to_dicts():
+                print(json.dumps(line), flush=True)
+    else:
+        print(shown)
+    for name, why in (measured[0].failures if measured else {}).items():
+        print(f"not measured: {name}: {why}", file=sys.stderr)
+    print("\n".join(goals), file=sys.stderr)
+    if args.write is not None:
+        args.write.write_text(with_table(args.write.read_text(), shown, BEGIN, END))
+    return 1 if any(line.startswith("MISSED") for line in goals) else 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

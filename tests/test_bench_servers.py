@@ -1,0 +1,195 @@
+"""The comparison through HTTP: servers started and ended, what is said of them, and its table. Stand-ins only."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.__main__ import with_table
+from benchmarks.http import main
+from benchmarks.http_rows import GOALS, Row, all_rows
+from benchmarks.http_table import BEGIN, END, Measured, goal_lines, table
+from benchmarks.peers.drivers import PeerError, Setting
+from benchmarks.servers.commands import HOST, SERVERS, ServerCommand
+from benchmarks.servers.process import RunningServer, ServerError
+from deployments.bench.comparison import Compared
+from tests.server_process import free_port, wait_until
+
+ROOT = Path(__file__).parent.parent
+#: of `tests.fake_completions_server`, as a program: `PROGRAM PORT [stop_after]`
+STAND_IN = """
+import asyncio, sys
+from tests.fake_completions_server import FakeServer, serving_at
+
+server = FakeServer(gap_s=0.0, stop_after=int(sys.argv[2]) if len(sys.argv) > 2 else None)
+print("a line of its log", flush=True)
+asyncio.run(serving_at(server, int(sys.argv[1])))
+"""
+
+
+def stand_in(name: str, port: int, *arguments: str, program: str = STAND_IN) -> ServerCommand:
+    command = [sys.executable, "-c", program, str(port), *arguments]
+    return ServerCommand(name, command, {**os.environ, "PYTHONPATH": str(ROOT)}, "a stand-in")
+
+
+def set_up(folder: Path) -> Setting:
+    """Environments whose programs are there, and do nothing."""
+    for environment in ("vllm", "llama", "transformers", "ray-llm"):
+        binaries = folder / environment / "bin"
+        binaries.mkdir(parents=True)
+        for program in ("python", "llama-server", "transformers"):
+            (binaries / program).write_text("#!/bin/sh\n")
+    return Setting(folder / "model", folder, folder / "some.gguf", 2, ("max_num_seqs=9",))
+
+
+def test_every_server_listens_on_loopback_at_its_port_and_gets_the_model(tmp_path: Path) -> None:
+    setting = set_up(tmp_path)
+    for name, command_of in SERVERS.items():
+        made = command_of(setting, 8123)
+        assert made.name == name
+        assert {HOST, "8123"} <= set(made.command)
+        assert str(tmp_path / ("some.gguf" if name.startswith("llama") else "model")) in made.command
+        assert made.note
+
+
+def test_ours_runs_once_with_its_defaults_and_once_as_the_policy_default(tmp_path: Path) -> None:
+    setting = set_up(tmp_path)
+    plain, default = (SERVERS[name](setting, 8123).command for name in ("stallfree", "stallfree-default"))
+    added = default[len(plain) - 2 : -2]
+    assert "--scheduler-policy" not in plain
+    assert added == ["--scheduler-policy", "default", "--max-num-batched-tokens", "8192"]
+    assert plain[-2:] == default[-2:] == ["--max-num-seqs", "9"]
+
+
+def test_a_server_that_is_not_set_up_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    for name, folder in {"vllm": "vllm", "llama": "llama", "llama-python": "llama", "ray-llm": "ray-llm"}.items():
+        with pytest.raises(PeerError, match=rf"setup\.sh .* {folder}"):
+            SERVERS[name](Setting(tmp_path, tmp_path, tmp_path / "some.gguf", 1), 8123)
+
+
+def test_a_server_is_ready_inside_frozen_at_will_and_gone_after(tmp_path: Path) -> None:
+    port = free_port()
+    with RunningServer(stand_in("fake", port), port, tmp_path / "log") as server:
+        pid = server.pid
+        assert server.start_s > 0
+        server.pause()
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 10.0)
+        server.resume()
+        assert psutil.Process(pid).status() != psutil.STATUS_STOPPED
+        server.pause()
+        assert (tmp_path / "log").read_text() == "a line of its log\n"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_server_that_does_not_start_says_why_and_one_that_hangs_is_ended(tmp_path: Path) -> None:
+    port = free_port()
+    broken = stand_in("broken", port, program="import sys; print('loading'); sys.exit('no such model')")
+    with (
+        pytest.raises(ServerError, match="broken ended with exit code 1: no such model"),
+        RunningServer(broken, port, tmp_path / "log"),
+    ):
+        pass
+    with (
+        RunningServer(stand_in("first", port), port, tmp_path / "log"),
+        pytest.raises(ServerError, match="another server answers at"),
+        RunningServer(stand_in("second", port), port, tmp_path / "log"),
+    ):
+        pass
+    hanging = stand_in("hanging", port, program="import time; time.sleep(60)")
+    began_s = time.monotonic()
+    with (
+        pytest.raises(ServerError, match=r"not ready within 0.5 s: it printed nothing"),
+        RunningServer(hanging, port, tmp_path / "log", start_timeout_s=0.5),
+    ):
+        pass
+    assert time.monotonic() - began_s < 30.0
+
+
+def column(name: str, row: Row, value: float, ratio: float, num_failed: int = 0) -> Compared:
+    quantities = [figure.quantity for figure in row.figures]
+    return Compared(name, 2, num_failed, dict.fromkeys(quantities, value), dict.fromkeys(quantities, ratio))
+
+
+def test_the_table_has_a_line_for_each_figure_with_theirs_over_ours_and_who_is_best() -> None:
+    rows = all_rows(25.0)
+    one, many = rows["one_stream"], rows["streams"]
+    measured = [
+        Measured(one, [column("stallfree", one, 0.05, 1.0), column("vllm", one, 0.025, 0.5)]),
+        Measured(many, [column("stallfree", many, 1000.0, 1.0), column("vllm", many, 400.0, 0.4, num_failed=3)]),
+    ]
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in table(measured, ["stallfree", "llama", "vllm"]).splitlines()
+    ]
+    assert lines[0] == ["", "stallfree", "vllm", "best"]
+    assert lines[2] == [one.figures[0].title, "50 ms", "25 ms (0.50x)", "vllm"]
+    assert lines[3] == [many.figures[0].title, "1,000", "400 (0.40x), 3 failed", "stallfree"]
+    document = f"before\n{BEGIN}\nold\n{END}\nafter"
+    assert with_table(document, "new", BEGIN, END) == f"before\n{BEGIN}\nnew\n{END}\nafter"
+
+
+def test_a_goal_is_kept_missed_or_not_measured_and_says_which() -> None:
+    rows = all_rows(25.0)
+    one, many = rows["one_stream"], rows["streams"]
+    measured = [
+        Measured(one, [column("stallfree", one, 0.05, 1.0), column("vllm", one, 0.05, 1.0)]),
+        Measured(many, [column("stallfree", many, 1200.0, 1.0), column("vllm", many, 1000.0, 1000 / 1200)]),
+        Measured(rows["chats"], [column("stallfree", rows["chats"], 0.05, 1.0)], {"vllm": "gone"}),
+    ]
+    lines = goal_lines(measured, GOALS)
+    assert [line.split(":")[0] for line in lines] == ["not measured", "not measured", "kept", "MISSED"]
+    assert lines[3].endswith("at least 1.3 x vllm's: 1.20 x")
+    assert measured[2].to_dicts()[-1] == {"row": "chats", "target": "vllm", "error": "gone"}
+
+
+def test_the_whole_comparison_over_stand_ins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SERVERS, "stallfree", lambda setting, port: stand_in("stallfree", port))
+    monkeypatch.setitem(SERVERS, "vllm", lambda setting, port: stand_in("vllm", port))
+    monkeypatch.setitem(SERVERS, "transformers", lambda setting, port: stand_in("transformers", port, "3"))
+    monkeypatch.setattr("benchmarks.http.CATCH_UP_S", 0.0)
+    names = ["stallfree", "vllm", "llama", "transformers"]
+    arguments = ["--environments", str(tmp_path), "--model", str(tmp_path), "--gguf", str(tmp_path / "none.gguf")]
+    arguments += ["--first-port", str(free_port()), "--servers", *names, "--rows", "streams", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["benchmarks.http", *arguments, "--json"])
+    exit_code = main()
+    shown = capsys.readouterr()
+    lines = [json.loads(line) for line in shown.out.splitlines()]
+    assert [line["target"] for line in lines] == ["stallfree", "vllm", "transformers", "llama"]
+    assert lines[0]["medians"]["output_tokens_per_s"] > 0
+    assert "shorter than asked for" in lines[2]["error"]
+    assert "llama is not set up" in lines[3]["error"]
+    assert ("MISSED: 32 streams" in shown.err) == (exit_code == 1)
+    assert ("kept: 32 streams" in shown.err) == (exit_code == 0)
+
+
+def test_a_server_by_hand_ends_by_itself_or_when_it_is_told_to(tmp_path: Path) -> None:
+    arguments = ["--environments", str(tmp_path), "--model", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.servers", "vllm", *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert "vllm is not set up" in result.stderr
+    binaries = tmp_path / "vllm" / "bin"
+    binaries.mkdir(parents=True)
+    (binaries / "python").write_text(f"#!/bin/sh\nexec {sys.executable} -c '{STAND_IN}' $8\n")
+    (binaries / "python").chmod(0o755)
+    port = str(free_port())
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for for_s, number in (("0.1", None), ("60", signal.SIGTERM)):
+        process = subprocess.Popen(
+            [*command, "--port", port, "--for-s", for_s], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        with process.stdout:
+            assert process.stdout.readline().startswith(f"http://{HOST}:{port}/v1")
+            if number is not None:
+                process.send_signal(number)
+            assert process.wait(30.0) == 0
