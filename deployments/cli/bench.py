@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import contextlib
 import functools
-import importlib.util
 import json
 import math
 import sys
@@ -21,7 +20,14 @@ from deployments.bench.session import Session, SessionSettings
 from deployments.bench.slo import Slo
 from deployments.bench.target import Target, TargetError
 from deployments.cli import bench_options
-from deployments.cli.bench_options import Load
+from deployments.cli.bench_checks import check_options
+from deployments.cli.bench_options import (
+    DEFAULT_MAX_SEARCH_S,
+    DEFAULT_NUM_ROUNDS,
+    DEFAULT_PRECISION,
+    DEFAULT_TRIAL_S,
+    Load,
+)
 from deployments.cli.bench_values import NamedUrl
 from deployments.cli.options import EXIT_FAILED, UsageError, engine_config_from, error_line
 from deployments.cli.progress import ProgressLine
@@ -34,10 +40,8 @@ add_parser = bench_options.add_parser
 
 def run(args: argparse.Namespace) -> int:
     """0: measured, whatever came out; 1: the target cannot be used; `UsageError`: not as given."""
-    bench_options.check_options(args)
+    check_options(args)
     load = bench_options.load_from(args)
-    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot", "needs matplotlib: pip install 'stallfree[plot]'")
     targets = _targets(args, load)
     try:
         with ProgressLine(sys.stderr) as line:
@@ -70,7 +74,7 @@ async def _measure(args: argparse.Namespace, load: Load, targets: Sequence[Targe
                 results.capacities[target.name] = found
                 results.measured += measured
         elif args.compare:
-            rounds = await session.compare(targets, load.rates[0], args.rounds)
+            rounds = await session.compare(targets, load.rates[0], args.rounds or DEFAULT_NUM_ROUNDS)
             results.measured += [measured for of_target in rounds for measured in of_target]
             results.compared = compare([[measured.summary for measured in of_target] for of_target in rounds])
         else:
@@ -104,9 +108,9 @@ def _settings(args: argparse.Namespace, load: Load, slo: Slo) -> SessionSettings
         num_requests=load.num_requests,
         timeout_s=args.timeout_s,
         num_warm_up=args.warm_up,
-        trial_s=args.trial_s,
-        precision=args.precision,
-        max_search_s=args.max_search_s,
+        trial_s=args.trial_s or DEFAULT_TRIAL_S,
+        precision=args.precision or DEFAULT_PRECISION,
+        max_search_s=args.max_search_s or DEFAULT_MAX_SEARCH_S,
     )
 
 
@@ -115,6 +119,8 @@ def _targets(args: argparse.Namespace, load: Load) -> list[Target]:
         from deployments.bench.engine_loading import load_engine_target
 
         def prompts_for(vocab_size: int) -> PromptMaker:
+            if args.vocab_size is not None and args.vocab_size > vocab_size:
+                raise UsageError("--vocab-size", f"the model has {vocab_size:,} token ids, got {args.vocab_size}")
             return PromptMaker(args.vocab_size or vocab_size, args.seed, load.prefix_block_tokens)
 
         return [load_engine_target(engine_config_from(args), prompts_for)]
@@ -132,6 +138,7 @@ def _targets(args: argparse.Namespace, load: Load) -> list[Target]:
             api_key=args.api_key,
             name=server.name,
             more_fields=bench_options.fields_for(args, server.name),
+            timeout_s=args.timeout_s,
         )
         for server in servers
     ]
