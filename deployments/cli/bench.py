@@ -39,7 +39,7 @@ add_parser = bench_options.add_parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: measured, whatever came out; 1: the target cannot be used; `UsageError`: not as given."""
+    """0: measured, whatever came out; 1: a target cannot be used, or answered nothing; `UsageError`: not as given."""
     check_options(args)
     load = bench_options.load_from(args)
     targets = _targets(args, load)
@@ -50,7 +50,11 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(error_line(str(error)))
         return EXIT_FAILED
     _write(args, results)
-    return 0
+    unanswered = results.unanswered()
+    for summary in unanswered:
+        reason = next(iter(summary.errors))
+        sys.stderr.write(error_line(f"{summary.target}: no answer was complete: {reason}"))
+    return EXIT_FAILED if unanswered else 0
 
 
 async def _measure(args: argparse.Namespace, load: Load, targets: Sequence[Target], line: ProgressLine) -> Results:
@@ -66,7 +70,8 @@ async def _measure(args: argparse.Namespace, load: Load, targets: Sequence[Targe
         solo_gap_s = await session.solo_gap_s(targets[0]) if bench_options.needs_solo_gap(args) else None
         slo = bench_options.slo_from(args, solo_gap_s)
         session.settings = _settings(args, load, slo)
-        results = Results(load.workload.describe(), slo, args.seed, solo_gap_s)
+        notes = [] if args.in_process else _notes(targets)
+        results = Results(load.workload.describe(), slo, args.seed, solo_gap_s, notes=notes)
         if args.capacity:
             start_rate = _start_rate(load)
             for target in targets:
@@ -157,6 +162,17 @@ def _agree_on_prompts(targets: Sequence[Target]) -> None:
         sys.stderr.write(f"all get words, as these take no token ids: {', '.join(refusing)}\n")
 
 
+def _notes(targets: Sequence[Target]) -> list[str]:
+    from deployments.bench.http_target import HttpTarget
+
+    notes = []
+    for target in targets:
+        if isinstance(target, HttpTarget) and not target.dialect.token_ids:
+            uncounted = "" if target.dialect.usage else "; it does not say how many tokens that is"
+            notes.append(f"{target.name}: prompts are text, a common word for each token{uncounted}")
+    return notes
+
+
 def _write(args: argparse.Namespace, results: Results) -> None:
     if args.json == "-":
         print(json.dumps(results.to_dict()))
@@ -175,8 +191,9 @@ def _text(results: Results) -> str:
         blocks[0] += f"; {slo_text(results.slo)}"
     if results.solo_gap_s is not None:
         blocks[0] += f"; a lone request: {results.solo_gap_s * 1e3:.1f} ms between tokens"
+    blocks[0] = "\n".join([blocks[0], *results.notes])
     if len(summaries) > 1:
-        blocks.append(sweep_table(summaries) + "\n(times in ms)")
+        blocks.append(sweep_table(summaries))
     else:
         blocks.append(detail(summaries[0], results.slo))
     if results.compared:

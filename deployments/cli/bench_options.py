@@ -164,6 +164,11 @@ def load_from(args: argparse.Namespace) -> Load:
         if scale_input * max(record.num_input_tokens for record in records) > MOST_TOKENS:
             raise UsageError("--scale-input", f"makes a prompt of more than {MOST_TOKENS:,} tokens")
         rates = [None] if args.rate is None else list(args.rate)
+        try:
+            for rate in [1.0] if args.capacity else rates:
+                trace.plan(args.num_requests, rate)
+        except ValueError as error:
+            raise UsageError("--trace", str(error)) from error
         return Load(trace, rates, args.num_requests, trace.prefix_block_tokens)
     _refuse_without_trace(args)
     if args.mix is not None:
