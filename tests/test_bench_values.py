@@ -106,16 +106,24 @@ def test_a_value_of_no_use_is_refused_in_one_line(
     assert error.count("\n") == 1
 
 
-def test_the_table_is_written_only_where_its_place_can_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ((END + BEGIN).encode(), "there is no place for the table"),
+        (BEGIN.encode(), "there is no place for the table"),
+        (b"\xff", "can't decode"),
+    ],
+)
+def test_a_document_without_a_place_for_the_table_is_refused(
+    content: bytes, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for text, reason in ((END + BEGIN, "there is no place"), ("\udcff", "there is no place"), (BEGIN, "no place")):
-        document = tmp_path / "document.md"
-        document.write_text(text, errors="surrogateescape")
-        refused("benchmarks", ("--write", str(document)), monkeypatch)
-        error = capsys.readouterr().err
-        assert reason in error or "can't decode" in error
-        assert error.count("\n") == 1
+    document = tmp_path / "document.md"
+    document.write_bytes(content)
+    refused("benchmarks", ("--write", str(document)), monkeypatch)
+    error = capsys.readouterr().err
+    assert f"--write: {document}: " in error
+    assert reason in error
+    assert error.count("\n") == 1
 
 
 def test_help_is_help_and_measures_nothing(
