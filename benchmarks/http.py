@@ -11,7 +11,7 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.documents import document_with, with_table
@@ -73,34 +73,50 @@ async def measure(servers: Sequence[RunningServer], rows: Sequence[Row], num_rou
                     await asyncio.to_thread(server.resume)
             await asyncio.sleep(CATCH_UP_S)
 
+        await _warm_up(rows[0], targets, failures, on_turn)
         return [await _measure_row(row, targets, failures, num_rounds, on_turn) for row in rows]
+
+
+def _settings(row: Row) -> SessionSettings:
+    return SessionSettings(row.workload, Slo(), row.num_requests, REQUEST_TIMEOUT_S, NUM_WARM_UP)
+
+
+def _leave_out(error: TargetError, targets: list[HttpTarget], failures: dict[str, str]) -> None:
+    if error.target is None:
+        raise error
+    _say(f"left out: {error}")
+    failures[error.target] = str(error)
+    targets[:] = [target for target in targets if target.name != error.target]
+
+
+async def _warm_up(row: Row, targets: list[HttpTarget], failures: dict[str, str], on_turn: OnTurn) -> None:
+    session = Session(_settings(row), on_turn=on_turn)
+    for target in list(targets):
+        _say(f"warming up {target.name}")
+        try:
+            await session.warm_up(target, equal=True)
+        except TargetError as error:
+            _leave_out(error, targets, failures)
 
 
 async def _measure_row(
     row: Row, targets: list[HttpTarget], failures: dict[str, str], num_rounds: int, on_turn: OnTurn
 ) -> Measured:
-    settings = SessionSettings(row.workload, Slo(), row.num_requests, REQUEST_TIMEOUT_S, NUM_WARM_UP)
     while targets:
-        session = Session(settings, on_turn=on_turn)
+        _say(f"{row.name}: {num_rounds} rounds of {', '.join(target.name for target in targets)}")
         try:
-            for target in targets:
-                _say(f"{row.name}: warming up {target.name}")
-                await session.warm_up(target, equal=True)
-            _say(f"{row.name}: {num_rounds} rounds of {', '.join(target.name for target in targets)}")
-            rounds = await session.compare(targets, row.rate, num_rounds)
+            rounds = await Session(_settings(row), on_turn=on_turn).compare(targets, row.rate, num_rounds)
         except TargetError as error:
-            if error.target is None:
-                raise
-            _say(f"left out: {error}")
-            failures[error.target] = str(error)
-            targets[:] = [target for target in targets if target.name != error.target]
+            _leave_out(error, targets, failures)
             continue
         columns = compare([[one.summary for one in of_target] for of_target in rounds])
+        _say(table([Measured(row, columns)], [target.name for target in targets]))
         return Measured(row, columns, dict(failures))
     return Measured(row, [], dict(failures))
 
 
-def run(args: argparse.Namespace, setting: Setting) -> list[Measured]:
+def run(args: argparse.Namespace, setting: Setting, report: Callable[[list[Measured]], None]) -> None:
+    """`report` is called before the servers are ended, which takes its time."""
     failures: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         logs = Path(args.logs or stack.enter_context(tempfile.TemporaryDirectory()))
@@ -118,9 +134,9 @@ def run(args: argparse.Namespace, setting: Setting) -> list[Measured]:
             servers.append(server)
         chosen = all_rows(args.duration_s)
         measured = asyncio.run(measure(servers, [chosen[name] for name in args.rows], args.rounds))
-    for one in measured:
-        one.failures |= failures
-    return measured
+        for one in measured:
+            one.failures |= failures
+        report(measured)
 
 
 def parser() -> Parser:
@@ -130,7 +146,7 @@ def parser() -> Parser:
     add("--servers", nargs="+", choices=tuple(SERVERS), default=list(USUAL))
     add("--rows", nargs="+", choices=tuple(all_rows(1.0)), default=list(all_rows(1.0)))
     add("--rounds", type=count, default=2)
-    add("--duration-s", type=number_from(2 * LONG_EVERY_S), default=25.0, metavar="S",
+    add("--duration-s", type=number_from(2 * LONG_EVERY_S), default=20.0, metavar="S",
         help="of a run of the chats (default: %(default)g)")  # fmt: skip
     add("--first-port", type=port, default=FIRST_PORT, help="of as many as there are servers (default: %(default)s)")
     add("--logs", type=existing_folder, metavar="FOLDER", help="keep what the servers print there")
@@ -138,6 +154,25 @@ def parser() -> Parser:
     add("--write", type=document_with(BEGIN, END), metavar="FILE", help="also put the table into this "
         "document, between its marks")  # fmt: skip
     return options
+
+
+def show(args: argparse.Namespace, measured: list[Measured]) -> bool:
+    """True if no goal was missed."""
+    shown = table(measured, args.servers)
+    if args.json:
+        for one in measured:
+            for line in one.to_dicts():
+                print(json.dumps(line))
+    else:
+        print(shown)
+    sys.stdout.flush()
+    for name, why in measured[-1].failures.items():
+        _say(f"not measured: {name}: {why}")
+    goals = goal_lines(measured, GOALS)
+    _say("\n".join(goals))
+    if args.write is not None:
+        args.write.write_text(with_table(args.write.read_text(), shown, BEGIN, END))
+    return not any(line.startswith("MISSED") for line in goals)
 
 
 def main() -> int:
@@ -149,21 +184,9 @@ def main() -> int:
     interrupt_on_sigterm()
     with options.refusing():
         setting = setting_of(args)
-    measured = run(args, setting)
-    shown = table(measured, args.servers)
-    goals = goal_lines(measured, GOALS)
-    if args.json:
-        for one in measured:
-            for line in one.to_dicts():
-                print(json.dumps(line), flush=True)
-    else:
-        print(shown)
-    for name, why in (measured[0].failures if measured else {}).items():
-        print(f"not measured: {name}: {why}", file=sys.stderr)
-    print("\n".join(goals), file=sys.stderr)
-    if args.write is not None:
-        args.write.write_text(with_table(args.write.read_text(), shown, BEGIN, END))
-    return 1 if any(line.startswith("MISSED") for line in goals) else 0
+    kept: list[bool] = []
+    run(args, setting, lambda measured: kept.append(show(args, measured)))
+    return 0 if all(kept) else 1
 
 
 def _say(line: str) -> None:

@@ -94,7 +94,7 @@ def chats(duration_s: float) -> Row:
 
 
 def all_rows(duration_s: float) -> dict[str, Row]:
-    rows = (chats(duration_s), one_stream(num_requests=8, interval_s=1.0), streams(32))
+    rows = (chats(duration_s), one_stream(num_requests=8, interval_s=0.75), streams(32))
     return {row.name: row for row in rows}
 
 
