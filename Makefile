@@ -5,7 +5,8 @@ BIN := .venv/bin
 SET_UP := .venv/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve test test-slow oracle chaos lint bench bench-claims bench-peers bench-http bench-scheduler
+.PHONY: help setup model demo serve test test-slow oracle chaos gpu-check
+.PHONY: lint bench bench-claims bench-peers bench-http bench-scheduler
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +43,9 @@ oracle: model  ## the whole model oracle against plain Transformers, with its co
 
 chaos: model  ## kill, stop and redeploy workers under load; the last line is JSON
 	@$(BIN)/python -m tests.chaos
+
+gpu-check:  ## on a machine with a GPU: is everything right there, and how fast (ten minutes)
+	@tests/gpu/run.sh
 
 bench: model  ## the main table: speed, distance from memory, the gap of a long prompt, Python per step
 	@$(BIN)/python -m benchmarks

@@ -16,7 +16,7 @@ import torch
 from benchmarks.options import Parser, count, whole_number
 from worker.config import EngineConfig
 from worker.engine import Engine
-from worker.sampler import NO_TOKEN
+from worker.sampled_rows import NO_TOKEN
 from worker.types import EngineRequest, SamplingParams
 
 NUMS_RUNNING = (32, 256)
@@ -52,7 +52,7 @@ def timed_forward(engine: Engine) -> _LastForward:
 
 def argmax_s(engine: Engine, logits: torch.Tensor) -> float:
     """Seconds that the greedy sampler's argmax of these logits takes."""
-    candidates = engine._sampler._candidates  # type: ignore[attr-defined]
+    candidates = engine._step_sampler._sampler._candidates  # type: ignore[attr-defined]
     logits, places = logits[:, : engine.vocab_size], list(range(len(logits)))
     began_s = time.perf_counter()
     if candidates is None:

@@ -1,4 +1,4 @@
-"""What a process runs, for the info metrics: versions, and options as they were given."""
+"""What a process runs, for the info metrics: versions, options as they were given, and what was chosen by them."""
 
 from importlib.metadata import version
 from platform import python_version
@@ -14,7 +14,7 @@ def worker_info(config: EngineConfig, facts: ModelFacts) -> dict[str, str]:
         "torch": version("torch"),
         "device": config.device,
         "dtype": config.dtype,
-        "attention_backend": config.attention_backend,
+        "attention_backend": facts.attention_backend or config.attention_backend,
         "block_size": str(facts.block_size),
         "max_model_len": str(facts.max_model_len),
         "scheduler_policy": config.scheduler_policy,

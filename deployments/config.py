@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from deployments.keys import KeyRing, KeysError
 from deployments.request_log import OFF
 from deployments.tool_calls.names import ReasoningParserName, ToolCallParserName
-from worker.config import ConfigError, EngineConfig, check_engine_config, option_names, parse_bytes
+from worker.byte_sizes import parse_bytes
+from worker.config import ConfigError, EngineConfig, check_engine_config, option_names
 from worker.tenant_weights import parse_tenant_weights
 
 #: Ray's processes: no usage reports; GPUs stay as they are where a replica asks for none (and no warning about it).
@@ -109,7 +110,7 @@ class AppArgs(BaseModel):
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     num_device_blocks: int | None = None
     num_host_blocks: int | None = None
     kv_cache_memory: int | str | None = None
@@ -129,6 +130,9 @@ class AppArgs(BaseModel):
     record: str | None = Field(default=None, min_length=1)
     num_threads: int | None = None
     attention_backend: str = "auto"
+    enforce_eager: bool = False
+    cuda_graph_memory: int | str | None = None
+    async_scheduling: bool | None = None
     tensor_parallel_size: int = 1
     quantization: str | None = None
     enable_lora: bool = False
@@ -214,11 +218,12 @@ class AppArgs(BaseModel):
     def to_engine_config(self) -> EngineConfig:
         """Checked as far as it can be without a model. Raises `ConfigError`, which names the option."""
         values = {name: getattr(self, name) for name in option_names()}
-        if isinstance(self.kv_cache_memory, str):
-            try:
-                values["kv_cache_memory"] = parse_bytes(self.kv_cache_memory)
-            except ValueError as error:
-                raise ConfigError("kv_cache_memory", str(error)) from error
+        for option in ("kv_cache_memory", "cuda_graph_memory"):
+            if isinstance(values[option], str):
+                try:
+                    values[option] = parse_bytes(values[option])
+                except ValueError as error:
+                    raise ConfigError(option, str(error)) from error
         keys = self.key_ring()
         try:
             values["tenant_weights"] = self._all_tenant_weights(keys)

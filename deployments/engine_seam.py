@@ -85,7 +85,10 @@ def build_engine(config: EngineConfig, deliver: Deliver, on_death: OnDeath) -> t
         num_device_blocks=engine.num_device_blocks,
         num_host_blocks=engine.num_host_blocks,
         num_block_bytes=engine.num_block_bytes,
+        swap_out_bytes_per_s=engine.swap_rates.out_blocks_per_s * engine.num_block_bytes,
+        swap_in_bytes_per_s=engine.swap_rates.in_blocks_per_s * engine.num_block_bytes,
         generation_defaults=dict(engine.generation_defaults),
+        attention_backend=engine.attention_backend,
     )
     return facts, EngineLoop(engine, deliver, on_death)
 

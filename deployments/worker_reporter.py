@@ -112,6 +112,9 @@ class WorkerReporter:
         self._metrics.set_pool_sizes(
             num_device_blocks=self._facts.num_device_blocks, num_host_blocks=self._facts.num_host_blocks
         )
+        self._metrics.set_swap_bandwidth(
+            out_bytes_per_s=self._facts.swap_out_bytes_per_s, in_bytes_per_s=self._facts.swap_in_bytes_per_s
+        )
 
     def report(self) -> WorkerReport:
         """For the autoscaler."""

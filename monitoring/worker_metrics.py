@@ -103,6 +103,11 @@ class WorkerMetrics:
         self._accumulator.set("stallfree_kv_blocks", num_device_blocks, "device")
         self._accumulator.set("stallfree_kv_blocks", num_host_blocks, "host")
 
+    def set_swap_bandwidth(self, *, out_bytes_per_s: float, in_bytes_per_s: float) -> None:
+        """Once, as it was measured at start."""
+        self._accumulator.set("stallfree_swap_bytes_per_second", round(out_bytes_per_s), "out")
+        self._accumulator.set("stallfree_swap_bytes_per_second", round(in_bytes_per_s), "in")
+
     def tell(self, build_and_options: Mapping[str, str]) -> None:
         """What the worker runs, by the labels of `stallfree_worker_info`."""
         self._accumulator.tell("stallfree_worker_info", build_and_options)

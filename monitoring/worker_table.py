@@ -74,6 +74,15 @@ WORKER_METRICS = (
         "Time that steps waited for blocks to be moved or copied; on CUDA for the order to move them",
         WORKER,
     ),
+    gauge(
+        "stallfree_swap_bytes_per_second",
+        "What one batched copy of KV cache blocks reached at start, to the host (out) and back (in); the choice of "
+        "preemption rests on it",
+        WORKER,
+        "direction",
+        "in",
+        "out",
+    ),
     counter(
         "stallfree_discarded_tokens_total",
         "Computed tokens whose keys and values were thrown away by preemption; they are computed again, but for those "
@@ -161,7 +170,7 @@ WORKER_METRICS = (
     histogram("stallfree_step_seconds", "Duration of each step", WORKER, _STEP_BUCKETS_S),
     info(
         "stallfree_worker_info",
-        "What this worker runs: the build, and options as they were given",
+        "What this worker runs: the build, options as they were given, and the attention backend chosen by them",
         WORKER,
         *("version", "torch", "device", "dtype", "attention_backend", "block_size", "max_model_len"),
         *("scheduler_policy", "queue_policy", "preemption_mode", "prefix_caching"),

@@ -34,13 +34,18 @@ class LifeListener(RunListener):
         )
 
     def planned(self, outputs: SchedulerOutputs, record: StepRecord) -> None:
-        if outputs.is_empty:
-            self.lives.settled(record, record.time_s)
-        else:
-            self._planned.append(record)
+        self._planned.append(record)
+        self._settle_empty()
 
     def settled(self, outputs: SchedulerOutputs, now: float, tokens: list[tuple[str, int]]) -> None:
         self.lives.settled(self._planned.popleft(), now)
+        self._settle_empty()
+
+    def _settle_empty(self) -> None:
+        """Empty plans have no time of their own: what passes while others run is the time of these."""
+        while self._planned and self._planned[0].duration_s is not None:
+            record = self._planned.popleft()
+            self.lives.settled(record, record.time_s)
 
     def ended(self, ends: list[SequenceEnd], now: float) -> None:
         for end in ends:

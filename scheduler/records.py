@@ -56,9 +56,10 @@ class PreemptionRecord:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step. `duration_s` is filled in by `update`, as is `is_over_target`: with a target for the time between
-    tokens, running answers waited longer. `max_num_batched_tokens` is what a governor left of the budget. Queue
-    lengths and blocks are those at the end of `schedule`.
+    """One step. `time_s` is when it was planned or, once it is settled, when it began: when the step before it had
+    ended, if it was planned while that one ran. `duration_s` is filled in by `update`, as is `is_over_target`: with a
+    target for the time between tokens, running answers waited longer. `max_num_batched_tokens` is what a governor left
+    of the budget. Queue lengths and blocks are those at the end of `schedule`.
 
     `swap_s` is how long the step waited for its blocks to be moved, filled in by whoever moves them; `governor_margin`
     what the governor keeps for noise, as a factor of the foreseen time (0.0: there is none).

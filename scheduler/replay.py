@@ -62,8 +62,8 @@ class Replayer:
         self._digest = DecisionDigest(self.blocks.block_size)
         self._groups: dict[str, SequenceGroup] = {}
         self._works: dict[str, Work] = {}
-        self._leaving: list[SequenceGroup] = []
-        self._in_flight: deque[SchedulerOutputs] = deque()
+        #: steps with their groups: an id may stand for another one before they have ended
+        self._in_flight: deque[tuple[SchedulerOutputs, dict[str, SequenceGroup]]] = deque()
         self._result = Replayed()
 
     def run(self) -> Replayed:
@@ -128,20 +128,21 @@ class Replayer:
             listener.planned(outputs, record)
         self._note(outputs.ended, event.time_s, is_digested=True)
         if not outputs.is_empty:
-            self._in_flight.append(outputs)
+            groups = {chunk.request_id: self._groups[chunk.request_id] for chunk in outputs.chunks}
+            self._in_flight.append((outputs, groups))
 
     def _settle(self, event: Settled) -> None:
-        if not self._in_flight or self._in_flight[0].step_id != event.step_id:
+        if not self._in_flight or self._in_flight[0][0].step_id != event.step_id:
             raise RecordingError(f"step {event.step_id} ends in the recording, but was not planned: lines are missing")
-        outputs = self._in_flight.popleft()
-        sampling = sampling_sequences(outputs, self._groups)
+        outputs, groups = self._in_flight.popleft()
+        sampling = sampling_sequences(outputs, groups)
         tokens = [(group.request_id, seq.index) for group, seq in sampling if not seq.status.is_finished]
         samples: dict[int, list[int]] = {}
         for group, seq in sampling:
             samples[seq.seq_id] = _sample(group, seq, event, samples)
         beams: dict[str, list[tuple[int, int]]] = {}
         for request_id, places in event.beams.items():
-            live = self._groups[request_id].live
+            live = groups[request_id].live
             beams[request_id] = [(live[parent].seq_id, own_token(place)) for place, parent in enumerate(places)]
             self._works[request_id].beam_parents.append(places)
         for group, seq in sampling:
@@ -165,11 +166,7 @@ class Replayer:
             group = self._groups[request_id]
             self._remember(request_id, group, is_cut=False)
             if group.is_finished:
-                self._leaving.append(group)
-        for group in self._leaving:
-            if not group.is_in_flight:
-                del self._groups[group.request_id]
-        self._leaving = [group for group in self._leaving if group.is_in_flight]
+                del self._groups[request_id]
 
     def _remember(self, request_id: str, group: SequenceGroup, *, is_cut: bool) -> None:
         """How long the answers became; one whose client left, as long as they may become."""

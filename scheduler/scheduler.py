@@ -3,6 +3,7 @@
 Reads no clock and draws no random number: time comes in as an argument, so a recorded run can be run again.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -78,6 +79,7 @@ class Scheduler:
         self._govern()
         self._groups: dict[str, SequenceGroup] = {}
         self._in_flight: deque[Step] = deque()
+        self._last_end_s = -math.inf
         self._next_seq_id = 0
         self._next_step_id = 1
         self._next_arrival = 0
@@ -217,7 +219,10 @@ class Scheduler:
         assert step.outputs.step_id == step_id, "steps are settled in the order in which they were planned"
         if self._recorder is not None:
             self._recorder.update(step, samples, now, block_keys or {}, beams or {}, self._groups)
+        # One that was planned while another ran began when that one had ended.
+        step.record.time_s = max(step.record.time_s, self._last_end_s)
         step.record.duration_s = now - step.record.time_s
+        self._last_end_s = now
         if self.governor is not None:
             self.governor.settle(step, step.record.duration_s)
         ended = self._settlement.settle(step, samples, block_keys or {})

@@ -43,12 +43,12 @@ class StepTimes(RunListener):
         self.pauses_s: list[float] = []
 
     def arrived(self, arrival: Arrival) -> None:
-        if self._num_open == 0:
+        if self._num_open == 0 and not self._begun_s:
             self._last_end_s = None  # the pause before it was idle
         self._num_open += arrival.num_open_samples
 
     def planned(self, outputs: SchedulerOutputs, record: StepRecord) -> None:
-        if self._last_end_s is not None:
+        if self._last_end_s is not None and not self._begun_s:
             self.pauses_s.append(record.time_s - self._last_end_s)
             self._last_end_s = None
         if not outputs.is_empty:
@@ -56,7 +56,10 @@ class StepTimes(RunListener):
 
     def settled(self, outputs: SchedulerOutputs, now: float, tokens: list[tuple[str, int]]) -> None:
         self.works.append(step_work(outputs, self._block_size))
-        self.durations_s.append(now - self._begun_s.pop(outputs.step_id))
+        begun_s = self._begun_s.pop(outputs.step_id)
+        if self._last_end_s is not None:
+            begun_s = max(begun_s, self._last_end_s)  # it was planned while another one ran
+        self.durations_s.append(now - begun_s)
         self._last_end_s = now
 
     def ended(self, ends: list[SequenceEnd], now: float) -> None:

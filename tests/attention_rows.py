@@ -9,18 +9,20 @@ from worker.attention import AttentionBackend, AttentionBatch
 MIXED = [(1, 1), (70, 1), (16, 1), (33, 33), (40, 7), (9, 1), (64, 32), (17, 1), (2, 2)]
 
 
-def plain_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
+def plain_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None, softcap: float | None = None
+) -> torch.Tensor:
     """One row written out: query [Q, H, D] are the last tokens of key, value [S, KVH, D]. In float64."""
     num_queries, num_keys = query.shape[0], key.shape[0]
-    output = torch.empty_like(query, dtype=torch.float64)
-    for head in range(query.shape[1]):
-        kv_head = head // (query.shape[1] // key.shape[1])
-        for index in range(num_queries):
-            last = num_keys - num_queries + index
-            first = 0 if window is None else max(0, last - window + 1)
-            scores = key[first : last + 1, kv_head].double() @ query[index, head].double() * query.shape[2] ** -0.5
-            output[index, head] = scores.softmax(0) @ value[first : last + 1, kv_head].double()
-    return output
+    keys, values = (part.double().repeat_interleave(query.shape[1] // key.shape[1], dim=1) for part in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * query.shape[2] ** -0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    positions = torch.arange(num_keys - num_queries, num_keys)[:, None]
+    is_seen = torch.arange(num_keys) <= positions
+    if window is not None:
+        is_seen &= torch.arange(num_keys) > positions - window
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~is_seen, -torch.inf).softmax(-1), values)
 
 
 class Rows:
@@ -38,10 +40,11 @@ class Rows:
         garbage: float = 0.0,
         heads: tuple[int, int] = (6, 2),
         head_size: int = 16,
+        seed: int = 7,
     ) -> None:
         num_heads, num_kv_heads = heads
         self.scale = head_size**-0.5
-        generator = torch.Generator().manual_seed(7)
+        generator = torch.Generator().manual_seed(seed)
         num_columns = [-(-context // block_size) for context, _ in lengths]
         self.pool = TensorPool(1, sum(num_columns) + 1, 0, block_size, num_kv_heads, head_size, dtype, "cpu")
         for cache in self.pool.key_value(0):
@@ -72,7 +75,21 @@ class Rows:
         backend.begin(self.batch)
         return backend
 
-    def forward(self, backend: AttentionBackend, window: int | None) -> torch.Tensor:
+    def filled(self, backend_type: type[AttentionBackend]) -> AttentionBackend:
+        """As `backend`, for those that keep keys and values as the pool's shape says: the earlier ones lie there."""
+        for table, (query, *cached) in zip(self._tables, self.rows, strict=True):
+            num_earlier = len(cached[0]) - len(query)
+            slots = [
+                table[position // self.pool.block_size] * self.pool.block_size + position % self.pool.block_size
+                for position in range(num_earlier)
+            ]
+            for cache, new in zip(self.pool.key_value(0), cached, strict=True):
+                cache.flatten(0, 1)[slots] = new[:num_earlier]
+        backend = backend_type(self.pool)
+        backend.begin(self.batch)
+        return backend
+
+    def forward(self, backend: AttentionBackend, window: int | None, softcap: float | None = None) -> torch.Tensor:
         return backend.forward(
             0,
             torch.cat([query for query, _, _ in self.rows]),
@@ -80,14 +97,15 @@ class Rows:
             torch.cat([value[-len(query) :] for query, _, value in self.rows]),
             scale=self.scale,
             sliding_window=window,
+            softcap=softcap,
         )
 
     def attend(self, backend_type: type[AttentionBackend], window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(what the backend computes, what it should)."""
         return self.forward(self.backend(backend_type), window), self.wanted(window)
 
-    def wanted(self, window: int | None) -> torch.Tensor:
-        return torch.cat([plain_attention(query, key, value, window) for query, key, value in self.rows])
+    def wanted(self, window: int | None, softcap: float | None = None) -> torch.Tensor:
+        return torch.cat([plain_attention(query, key, value, window, softcap) for query, key, value in self.rows])
 
     def _batch(self, spans: list[tuple[int, int]]) -> AttentionBatch:
         """Positions [start, end) of each row; rows without any are left out."""

@@ -1,9 +1,13 @@
 """Fixtures of several folders."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+# Triton's kernels run on the CPU. It looks while it is imported, which many libraries do: this file comes before all.
+os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from worker.engine import Engine
 from worker.engine_loop import EngineLoop
 from worker.loading import LoadedModel
 from worker.loading import ModelFacts as LoadedFacts
+from worker.pending_tokens import DeviceTokens
 from worker.text import Tokenizer
 from worker.types import EngineRequest, TokenEvent
 from worker.weights import resolve_model
@@ -62,7 +63,11 @@ class PacedRunner:
         self._cache = cache
         self._step_s = step_s
 
-    def execute(self, outputs: SchedulerOutputs) -> torch.Tensor:
+    def prepare(self, outputs: SchedulerOutputs) -> SchedulerOutputs:
+        return outputs
+
+    def run(self, outputs: SchedulerOutputs, before: DeviceTokens | None = None) -> torch.Tensor:
+        assert before is None, "this model knows no steps in flight"
         began_s = time.monotonic()
         logits = self._model.logits(self._cache.read(outputs))
         time.sleep(max(began_s + self._step_s - time.monotonic(), 0.0))

@@ -9,7 +9,8 @@ import torch
 
 from scheduler import SchedulerOutputs
 from tests.integer_oracle.runner import IntegerRunner, slot_value, slots_of
-from worker.sampler import Sampler, SampleRow
+from worker.sampled_rows import SampleRow
+from worker.sampler import Sampler
 from worker.types import SamplingParams
 
 #: of the few tokens that may come next, most likely first; far enough apart that rounding decides nothing
@@ -50,7 +51,7 @@ class PacedModel:
 class PacedCache:
     """Blocks of slots, in the place of `TensorPool`. The runner moves them itself, with what a step writes."""
 
-    device = "cpu"
+    device = torch.device("cpu")
     num_block_bytes = 1
 
     def __init__(self, block_size: int, num_device_blocks: int, num_host_blocks: int) -> None:
@@ -60,6 +61,9 @@ class PacedCache:
 
     def swap(self, out: list[tuple[int, int]], into: list[tuple[int, int]], copy: list[tuple[int, int]]) -> None:
         """Nothing: see above."""
+
+    def time_swap_s(self, out: list[tuple[int, int]], into: list[tuple[int, int]], clock: object) -> float:
+        return 0.0
 
     def read(self, outputs: SchedulerOutputs) -> list[tuple[int, ...]]:
         """Runs a step; what each row that samples reads, in their order."""

@@ -31,10 +31,11 @@ def test_every_engine_option_has_the_same_name_and_default_here():
 
 
 def test_options_reach_the_engine():
-    args = AppArgs(model="m", max_num_seqs=4, max_num_batched_tokens=64, kv_cache_memory="2MiB")
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
+    args = AppArgs(model="m", **sizes, kv_cache_memory="2MiB", cuda_graph_memory="1GiB")
     config = args.to_engine_config()
     assert (config.model, config.max_num_seqs, config.max_num_batched_tokens) == ("m", 4, 64)
-    assert config.kv_cache_memory == 2 * 2**20
+    assert (config.kv_cache_memory, config.cuda_graph_memory) == (2 * 2**20, 2**30)
 
 
 def test_text_values_of_serve_run_are_taken_as_numbers():
@@ -76,6 +77,8 @@ def test_text_values_of_serve_run_are_taken_as_numbers():
         ({"min_workers": 2}, "min_workers", "between 2 and 1"),
         ({"target_queue_s": 0}, "target_queue_s", "greater than"),
         ({"kv_cache_memory": "lots"}, "kv_cache_memory", "lots"),
+        ({"cuda_graph_memory": "lots"}, "cuda_graph_memory", "lots"),
+        ({"cuda_graph_memory": 0}, "cuda_graph_memory", "at least 1"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size", "not available"),
         ({"enable_lora": True}, "enable_lora", "not available"),
     ],

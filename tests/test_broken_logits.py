@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from scheduler import SchedulerOutputs
+from scheduler import ScheduledChunk, SchedulerOutputs
 from tests.oracle.prompts import tiny_prompts
 from tests.tiny_models import save_tiny_model
 from worker.config import EngineConfig
 from worker.engine import NO_NUMBERS, Engine
+from worker.model_runner import PreparedStep
+from worker.pending_tokens import DeviceTokens
 from worker.types import BeamParams, EngineRequest, SamplingParams, TokenEvent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,9 +51,14 @@ class FaultyRunner:
         self._columns = slice(None) if whole else slice(7, 8)
         self._num_rows_left = after
 
-    def execute(self, outputs: SchedulerOutputs) -> torch.Tensor:
-        logits = self._runner.execute(outputs).clone()
-        sampling = [chunk for chunk in outputs.chunks if chunk.do_sample]
+    def prepare(self, outputs: SchedulerOutputs) -> tuple[PreparedStep | None, list[ScheduledChunk]]:
+        return self._runner.prepare(outputs), [chunk for chunk in outputs.chunks if chunk.do_sample]
+
+    def run(
+        self, step: tuple[PreparedStep | None, list[ScheduledChunk]], before: DeviceTokens | None
+    ) -> torch.Tensor:
+        prepared, sampling = step
+        logits = self._runner.run(prepared, before).clone()
         rows = [row for row, chunk in enumerate(sampling) if chunk.request_id == "broken"]
         if rows and self._num_rows_left == 0:
             logits[rows[-1], self._columns] = self._value

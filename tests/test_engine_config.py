@@ -1,12 +1,12 @@
 import pytest
 
 from scheduler.config import PreemptionMode, SchedulerPolicy
+from worker.byte_sizes import parse_bytes
 from worker.config import (
     ConfigError,
     EngineConfig,
     ResolvedConfig,
     check_engine_config,
-    parse_bytes,
     resolve_engine_config,
 )
 
@@ -74,6 +74,7 @@ SIZES = [
     "kv_cache_memory",
     "chunk_alignment",
     "num_threads",
+    "cuda_graph_memory",
 ]
 
 

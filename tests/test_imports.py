@@ -26,6 +26,10 @@ ALLOWED = {
 ALLOWED_IN_FILE = {
     "kv_cache/tensor_pool.py": {"torch"},
     "monitoring/metrics_actor.py": {"ray"},
+    "worker/attention/flash_attn.py": {"flash_attn"},
+    "worker/attention/flash_rows.py": {"triton"},
+    "worker/attention/triton_kernel.py": {"triton"},
+    "worker/attention/triton_paged.py": {"triton"},
 }
 
 

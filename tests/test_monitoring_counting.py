@@ -317,6 +317,12 @@ def test_a_step_that_only_moved_blocks_is_counted_without_a_duration() -> None:
     assert num_observed(snapshot, "stallfree_step_seconds") == 1
 
 
+def test_what_swapping_reached_at_start_shows_each_way_by_itself() -> None:
+    metrics = WorkerMetrics("demo", 0)
+    metrics.set_swap_bandwidth(out_bytes_per_s=25.4e9, in_bytes_per_s=0.0)
+    assert metrics.snapshot()["gauges"]["stallfree_swap_bytes_per_second"] == {"out": 25_400_000_000, "in": 0}
+
+
 def test_gauges_are_those_of_now_after_everything_was_cancelled_without_another_step() -> None:
     metrics = WorkerMetrics("demo", 0)
     metrics.set_pool_sizes(num_device_blocks=64, num_host_blocks=16)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.fused_models import CONFIGURATIONS, Stepper, random_prompt, saved
-from worker.attention import CpuNativeBackend, TorchSdpaBackend
+from worker.attention import AttentionNeeds, CpuNativeBackend, TorchSdpaBackend
 from worker.choices import choose_backend
 from worker.config import ConfigError, EngineConfig
 from worker.fused.native_decoder import NativeDecoder
@@ -61,7 +61,7 @@ def test_what_cannot_be_built_says_why_and_the_engine_goes_on_without(
     assert reason in note
     assert isinstance(load_runner(config).runner._model, TorchDecoder)
     with pytest.raises(ConfigError, match=reason):
-        choose_backend("cpu_native", "cpu", torch.float32, 64)
+        choose_backend("cpu_native", AttentionNeeds("cpu", torch.float32, 64))
 
 
 def test_without_a_compiler_the_engine_goes_on_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,13 +71,9 @@ def test_without_a_compiler_the_engine_goes_on_without(tmp_path: Path, monkeypat
 
 
 def test_a_cpu_takes_the_kernels_unless_something_else_is_asked_for(tmp_path: Path) -> None:
-    assert choose_backend("auto", "cpu", torch.bfloat16, 64) == (CpuNativeBackend, ())
-    assert choose_backend("torch_sdpa", "cpu", torch.bfloat16, 64) == (TorchSdpaBackend, ())
-    assert choose_backend("auto", "cuda", torch.bfloat16, 64) == (TorchSdpaBackend, ())
-    backend_type, notes = choose_backend("auto", "cpu", torch.float16, 64)
-    assert backend_type is TorchSdpaBackend
-    assert "float16" in notes[0]
-    assert choose_backend("auto", "cpu", torch.float32, 20)[0] is TorchSdpaBackend
+    assert choose_backend("auto", AttentionNeeds("cpu", torch.bfloat16, 64)) == (CpuNativeBackend, ())
+    assert choose_backend("torch_sdpa", AttentionNeeds("cpu", torch.bfloat16, 64)) == (TorchSdpaBackend, ())
+    assert choose_backend("auto", AttentionNeeds("cpu", torch.float32, 20))[0] is TorchSdpaBackend
     folder = saved(tmp_path, CONFIGURATIONS["smollm"])
     sizes = {"max_num_batched_tokens": 64, "max_num_seqs": 4}
     assert isinstance(load_runner(EngineConfig(model=str(folder), **sizes)).runner._model, NativeDecoder)

@@ -10,7 +10,8 @@ from worker.candidates import CAPACITY, CandidateRow, Candidates
 from worker.native.build import ensure_kernels
 from worker.native.kernels import Kernels
 from worker.noise import row_key
-from worker.sampler import Sampler, SampleRow
+from worker.sampled_rows import SampleRow
+from worker.sampler import Sampler
 from worker.types import SamplingParams
 
 VOCAB_SIZE = 20_011

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from worker.device import CpuDevice, HostCopy
 from worker.noise import CONTENDER_SLACK, gumbel, row_key
-from worker.sampler import LOGPROB_FLOOR, NO_TOKEN, NUM_SCORES_AT_ONCE, SampledToken, Sampler, SampleRow
+from worker.sampled_rows import LOGPROB_FLOOR, NO_TOKEN, SampledToken, SampleRow
+from worker.sampler import NUM_SCORES_AT_ONCE, Sampler
 from worker.score_edits import edit_scores
 from worker.survivors import NUM_RANKED, survivor_mask
 from worker.types import SamplingParams
@@ -236,6 +238,35 @@ def test_noise_for_the_contenders_alone_gives_what_a_full_pass_gives(scale: floa
     assert torch.equal(scores[near], expected[near])
     kept = scores > -math.inf
     assert torch.equal(scores[kept], expected[kept])
+
+
+def test_where_nothing_is_counted_on_the_host_the_noise_of_every_token_chooses_the_same() -> None:
+    sampler, logits = make_sampler(), make_logits(40)
+    variants = [RANDOM, replace(RANDOM, top_k=20, top_p=0.9), replace(RANDOM, min_p=0.05), replace(RANDOM, top_p=0.7)]
+    rows = [make_row(replace(variants[row % 4], temperature=0.5 + row / 40), row, position=row) for row in range(40)]
+    expected = ids(sampler.sample(logits, rows))
+    sampler._candidates = None
+    assert ids(sampler.sample(logits, rows)) == expected
+    sampler._looks_for_contenders = False
+    assert ids(sampler.sample(logits, rows)) == expected
+
+
+def test_tokens_and_log_probabilities_of_all_rows_reach_the_host_in_one_copy() -> None:
+    copies: list[torch.Tensor] = []
+
+    class CountingDevice(CpuDevice):
+        def to_host(self, tensor: torch.Tensor) -> HostCopy:
+            copies.append(tensor)
+            return super().to_host(tensor)
+
+    sampler, logits = make_sampler(), make_logits(6)
+    params = [GREEDY, replace(RANDOM, logprobs=2), replace(RANDOM, logprobs=0), replace(GREEDY, logprobs=2), RANDOM]
+    rows = [make_row(each, row) for row, each in enumerate(params)]
+    expected = sampler.sample(logits, rows)
+    sampler._device = CountingDevice()
+    assert sampler.sample(logits, rows) == expected
+    assert len(copies) == 1
+    assert [None if token.logprobs is None else len(token.logprobs[1]) for token in expected] == [None, 2, 0, 2, None]
 
 
 @pytest.mark.parametrize(

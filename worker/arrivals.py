@@ -7,9 +7,12 @@ thread alone.
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from worker.grammar.compiler import CompiledGrammar
 from worker.types import EngineLoad, EngineRequest
+
+if TYPE_CHECKING:
+    from worker.grammar.compiler import CompiledGrammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,7 @@ class Arrival:
 
     request: EngineRequest
     time_s: float
-    grammar: Future[CompiledGrammar] | None
+    grammar: "Future[CompiledGrammar] | None"
 
 
 class UnpreparedArrivals:

@@ -9,42 +9,74 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from worker.attention import BACKENDS, BackendType, CpuNativeBackend, TorchSdpaBackend
-from worker.config import ConfigError, EngineConfig
+from worker.attention import (
+    BACKENDS,
+    AttentionNeeds,
+    BackendType,
+    CpuNativeBackend,
+    FlashAttnBackend,
+    TorchSdpaBackend,
+    TorchVarlenBackend,
+    TritonBackend,
+)
+from worker.attention.refusals import refusal
+from worker.config import DEFAULT_BLOCK_SIZE, ConfigError, EngineConfig
 from worker.fused.family import unfused_reason
 from worker.fused.native_decoder import NativeDecoder, not_native_reason
 from worker.fused.torch_decoder import TorchDecoder
 from worker.model import load_causal_model
 from worker.model_runner import RunnableModel
-from worker.native.build import NativeUnavailableError, ensure_kernels
-from worker.native.kernels import LANES, MAX_HEAD_SIZE
+from worker.model_support import needs_sinks, needs_sliding_window, needs_softcap
+
+#: What `auto` takes, the first that fits.
+_ORDER: dict[str, tuple[BackendType, ...]] = {
+    "cpu": (CpuNativeBackend, TorchSdpaBackend),
+    "cuda": (FlashAttnBackend, TritonBackend, TorchVarlenBackend, TorchSdpaBackend),
+}
 
 
-def choose_backend(
-    name: str, device: str, dtype: torch.dtype, head_size: int
-) -> tuple[BackendType, tuple[str, ...]]:
-    """The backend class for an option value, and notes for the operator.
+def choose_backend(name: str, needs: AttentionNeeds) -> tuple[BackendType, tuple[str, ...]]:
+    """The backend class for an option value, and notes for the operator on why no better one was taken.
 
-    `auto` on a CPU is `cpu_native` where it can be built and runs this dtype and head size, else `torch_sdpa`.
-    Raises `ConfigError` if `cpu_native` is asked for by name and cannot be had.
+    Raises `ConfigError` if the backend asked for by name cannot run these needs. `auto` falls back to `torch_sdpa`,
+    whatever is needed: what that lacks is the model's refusal.
     """
-    if name not in ("auto", CpuNativeBackend.name) or (name == "auto" and device != "cpu"):
-        return BACKENDS[TorchSdpaBackend.name if name == "auto" else name], ()
-    reason = None
-    if dtype not in CpuNativeBackend.features.dtypes:
-        reason = f"they do not run {dtype}"
-    elif head_size % LANES or head_size > MAX_HEAD_SIZE:
-        reason = f"they do not run heads of {head_size}"
-    else:
-        try:
-            ensure_kernels()
-        except NativeUnavailableError as error:
-            reason = str(error)
-    if reason is None:
-        return CpuNativeBackend, ()
     if name != "auto":
-        raise ConfigError("attention_backend", f"the kernels of {name} cannot be used: {reason}")
-    return TorchSdpaBackend, (f"CPU kernels are not used, and steps take longer: {reason}",)
+        refused = refusal(BACKENDS[name], needs)
+        if refused is not None:
+            raise ConfigError(refused.option, f"attention backend {refused.reason}")
+        return BACKENDS[name], ()
+    reasons = []
+    for backend_type in _ORDER[needs.device]:
+        refused = refusal(backend_type, needs)
+        if refused is None or backend_type is TorchSdpaBackend:
+            break
+        reasons.append(refused.reason)
+    if not reasons:
+        return backend_type, ()
+    slower = ", and steps take longer" if backend_type is TorchSdpaBackend else ""
+    return backend_type, (f"attention backend {backend_type.name} is used{slower}: {'; '.join(reasons)}",)
+
+
+def default_block_size(backend_type: BackendType) -> int:
+    """Tokens in one block where no option says."""
+    return max(DEFAULT_BLOCK_SIZE, backend_type.features.block_size_multiple)
+
+
+def attention_needs(
+    hf_config: PretrainedConfig, head_size: int, dtype: torch.dtype, device: str, block_size: int | None
+) -> AttentionNeeds:
+    """What this model on this machine's device asks of a backend; `block_size` as far as an option gives it."""
+    return AttentionNeeds(
+        device=device,
+        dtype=dtype,
+        head_size=head_size,
+        block_size=block_size,
+        sliding_window=needs_sliding_window(hf_config),
+        softcap=needs_softcap(hf_config),
+        sinks=needs_sinks(hf_config),
+        capability=torch.cuda.get_device_capability() if device == "cuda" else None,
+    )
 
 
 def choose_model(

@@ -10,17 +10,20 @@ from scheduler.config import PreemptionMode, QueuePolicy, SchedulerConfig, Sched
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
-ATTENTION_BACKENDS = ("auto", "torch_sdpa", "cpu_native")
+ATTENTION_BACKENDS = ("auto", "torch_sdpa", "cpu_native", "flash_attn", "torch_varlen", "triton")
+#: where the attention backend does not ask for larger blocks
+DEFAULT_BLOCK_SIZE = 16
 DEFAULT_BUDGET_TOKENS = {"cpu": 256, "cuda": 2048}
 DEFAULT_MAX_NUM_SEQS = 256
 #: the host pool is as large as the device's, up to this: pinned memory of any size is not to be taken unasked
 DEFAULT_HOST_POOL_BYTES = 8 * 2**30
 CUDA_CHUNK_ALIGNMENT = 256
+#: of the device's memory, for captured decode steps; the cache leaves it free
+DEFAULT_CUDA_GRAPH_BYTES = 2**30
 
-_BYTE_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _POSITIVE = (
     "max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "num_device_blocks", "num_host_blocks",
-    "kv_cache_memory", "chunk_alignment", "num_threads",
+    "kv_cache_memory", "chunk_alignment", "num_threads", "cuda_graph_memory",
 )  # fmt: skip
 _NOT_NEGATIVE = ("max_num_partial_prefills", "long_prefill_threshold", "min_prefill_tokens")
 _NOT_YET = {"tensor_parallel_size": 1, "quantization": None, "enable_lora": False}
@@ -40,8 +43,10 @@ class ConfigError(ValueError):
 class EngineConfig:
     """Options as given. None means: choose by model and machine (`resolve_engine_config`).
 
-    `num_device_blocks` counts the null block. `kv_cache_memory` is in bytes. `chunk_alignment`, partial prefills
-    and thresholds are those of `SchedulerConfig`. `record` is the file that the scheduler's inputs are written to.
+    `num_device_blocks` counts the null block. `kv_cache_memory` and `cuda_graph_memory` are in bytes.
+    `chunk_alignment`, partial prefills and thresholds are those of `SchedulerConfig`. `record` is the file that the
+    scheduler's inputs are written to. `async_scheduling`: a step is planned while the one before it runs; by default
+    on CUDA.
     """
 
     model: str = "demo"
@@ -52,7 +57,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     num_device_blocks: int | None = None
     num_host_blocks: int | None = None
     kv_cache_memory: int | None = None
@@ -72,6 +77,9 @@ class EngineConfig:
     record: str | None = None
     num_threads: int | None = None
     attention_backend: str = "auto"
+    enforce_eager: bool = False
+    cuda_graph_memory: int | None = None
+    async_scheduling: bool | None = None
     tensor_parallel_size: int = 1
     quantization: str | None = None
     enable_lora: bool = False
@@ -101,6 +109,7 @@ class ResolvedConfig:
     min_prefill_tokens: int
     target_itl_ms: float
     record: str | None = None
+    async_scheduling: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -129,26 +138,11 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def parse_bytes(text: str | int) -> int:
-    """Bytes of "1GiB", "512MiB", "2gb" or a plain count. ValueError if it is none of these."""
-    if isinstance(text, int):
-        return text
-    stripped = text.strip()
-    number = stripped.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = stripped[len(number) :].strip().lower() or "b"
-    if unit not in _BYTE_UNITS:
-        raise ValueError(f"unknown unit in {text!r}: use a count of bytes or KiB, MiB, GiB, KB, MB, GB")
-    try:
-        return int(float(number) * _BYTE_UNITS[unit])
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{text!r} is not a size in bytes") from error
-
-
 def check_engine_config(config: EngineConfig) -> None:
     """Everything that can be told without a model. Raises `ConfigError` for the first option that is wrong."""
     for option in _POSITIVE + _NOT_NEGATIVE:
         size = getattr(config, option)
-        if size is None and option in _POSITIVE and option != "block_size":
+        if size is None and option in _POSITIVE:
             continue
         if not isinstance(size, int) or isinstance(size, bool):
             raise ConfigError(option, f"must be a whole number, got {size!r}")
@@ -195,29 +189,32 @@ def resolve_engine_config(
     model_max_len: int,
     block_bytes: int,
     cache_memory_bytes: int,
+    block_size: int = DEFAULT_BLOCK_SIZE,
 ) -> ResolvedConfig:
     """Fill in what was left open, for a model of `model_max_len` positions whose blocks take `block_bytes`, on a
-    machine that can spare `cache_memory_bytes` for the cache where the options do not say. Raises `ConfigError`."""
+    machine that can spare `cache_memory_bytes` for the cache, with an attention backend that likes blocks of
+    `block_size`, each where the options do not say. Raises `ConfigError`."""
     check_engine_config(config)
     if config.max_model_len is not None and config.max_model_len > model_max_len:
         raise ConfigError("max_model_len", f"{config.max_model_len} is over the model's {model_max_len} positions")
     notes: list[str] = []
+    block_size = config.block_size or block_size
     max_model_len = config.max_model_len or model_max_len
     num_device_blocks = _device_blocks(config, block_bytes, cache_memory_bytes)
-    needed_blocks = blocks_for(max_model_len, config.block_size) + 1
+    needed_blocks = blocks_for(max_model_len, block_size) + 1
     if num_device_blocks < needed_blocks:
         is_chosen = config.num_device_blocks is not None or config.kv_cache_memory is not None
-        fitting_len = (num_device_blocks - 1) * config.block_size
+        fitting_len = (num_device_blocks - 1) * block_size
         if is_chosen or config.max_model_len is not None or fitting_len < _SHORTEST_MODEL_LEN:
             raise ConfigError(
                 "num_device_blocks" if config.num_device_blocks is not None else "kv_cache_memory",
-                f"{num_device_blocks} blocks of {config.block_size} cannot hold one sequence of max_model_len "
+                f"{num_device_blocks} blocks of {block_size} cannot hold one sequence of max_model_len "
                 f"{max_model_len}, which takes {needed_blocks} with the null block: "
                 "enlarge the pool or lower max_model_len",
             )
         notes.append(
             f"max_model_len is {fitting_len} instead of the model's {max_model_len}: "
-            f"the cache of {num_device_blocks} blocks of {config.block_size} holds no more"
+            f"the cache of {num_device_blocks} blocks of {block_size} holds no more"
         )
         max_model_len = fitting_len
 
@@ -236,7 +233,7 @@ def resolve_engine_config(
         budget = max(DEFAULT_BUDGET_TOKENS[device_type], (config.max_num_seqs or 1) + config.min_prefill_tokens)
     _check_budget(config, budget)
     max_num_seqs = config.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, budget - config.min_prefill_tokens)
-    alignment = config.chunk_alignment or (CUDA_CHUNK_ALIGNMENT if device_type == "cuda" else config.block_size)
+    alignment = config.chunk_alignment or (CUDA_CHUNK_ALIGNMENT if device_type == "cuda" else block_size)
     default_host_blocks = 0
     if mode is not PreemptionMode.RECOMPUTE:
         default_host_blocks = max(min(num_device_blocks, DEFAULT_HOST_POOL_BYTES // block_bytes), 1)
@@ -244,7 +241,7 @@ def resolve_engine_config(
         max_model_len=max_model_len,
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
-        block_size=config.block_size,
+        block_size=block_size,
         num_device_blocks=num_device_blocks,
         num_host_blocks=default_host_blocks if config.num_host_blocks is None else config.num_host_blocks,
         # An alignment over the budget would floor every chunk to nothing.
@@ -261,6 +258,8 @@ def resolve_engine_config(
         min_prefill_tokens=config.min_prefill_tokens,
         target_itl_ms=config.target_itl_ms,
         record=config.record,
+        # Where model and scheduler share the processors there is nothing to gain.
+        async_scheduling=device_type == "cuda" if config.async_scheduling is None else config.async_scheduling,
         notes=tuple(notes),
     )
 

@@ -4,10 +4,9 @@ One thread drives it: add requests, call `step` while `has_unfinished`, hand the
 """
 
 import secrets
+import sys
 import time
 from collections.abc import Callable
-
-import torch
 
 from kv_cache import NULL_BLOCK, BlockManager
 from scheduler import (
@@ -20,19 +19,21 @@ from scheduler import (
 )
 from scheduler.records import StepRecord
 from worker.config import EngineConfig
+from worker.device import open_device
 from worker.engine_lives import EngineLives
 from worker.engine_totals import EngineTotals
 from worker.grammar.errors import GrammarBusyError, GrammarError
 from worker.grammar.requests import RequestGrammars
 from worker.loading import LoadedModel, load_runner
 from worker.open_request import OpenRequest, beam_search_of, scheduler_request
+from worker.overlap import RunningStep, may_plan_past, rows_that_go_on
 from worker.prefix_keys import PrefixKeys
 from worker.prompt_scores import PromptScores, score_prompts
-from worker.rates import PrefillRate, StepSpeed, measure_swap_rate
+from worker.rates import PrefillRate, StepSpeed, measure_swap_rates
 from worker.recorder import open_recorder
 from worker.request_checks import RequestError, checked_outputs
 from worker.sampler import Sampler
-from worker.step_sampling import StepSampler
+from worker.step_sampling import LaunchedSamples, StepSampler
 from worker.types import EngineLoad, EngineRequest, TokenEvent
 
 #: tokens of the step that is run before the engine takes requests, so that the first one finds everything warm
@@ -46,6 +47,8 @@ class Engine:
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         """Loads the model and runs it once. Raises ConfigError and the loaders' errors, which name what is wrong."""
         self._wire(load_runner(config), clock)
+        if self.num_host_blocks:
+            print(self.swap_rates.note(self.num_block_bytes), file=sys.stderr, flush=True)
 
     def _wire(self, loaded: LoadedModel, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -58,6 +61,7 @@ class Engine:
         self.eos_token_ids = facts.eos_token_ids
         self.max_model_len = facts.max_model_len
         self.generation_defaults = facts.generation_defaults
+        self.attention_backend = facts.attention_backend
         self.block_size = config.block_size
         self.num_device_blocks = config.num_device_blocks
         self.num_host_blocks = config.num_host_blocks
@@ -65,6 +69,7 @@ class Engine:
         self._recorder = open_recorder(config.record)
         self.scheduler = Scheduler(config.scheduler_config(), self.block_manager, self._recorder)
         self.lives = EngineLives(clock, is_fair=self.scheduler.share is not None)
+        self._device = open_device(loaded.tensor_pool.device)
         sampler = Sampler(facts.vocab_size, facts.eos_token_ids, loaded.tensor_pool.device)
         self._step_sampler = StepSampler(sampler, facts.vocab_size, config.block_size)
         self._keys: PrefixKeys | None = None
@@ -73,11 +78,14 @@ class Engine:
             self._keys = PrefixKeys(secret, config.block_size)
         self.grammars = RequestGrammars(facts.folder, facts.vocab_size, facts.eos_token_ids)
         self._open: dict[str, OpenRequest] = {}
+        self._plans_ahead = config.async_scheduling
+        #: the step that still runs while the next one is planned, where steps are planned ahead
+        self._running: RunningStep | None = None
         self._events: list[TokenEvent] = []
         self.totals = EngineTotals()
         self._prefill_rate = PrefillRate()
         self._speed = StepSpeed()
-        self._swap_blocks_per_s = measure_swap_rate(loaded.tensor_pool, clock)
+        self.swap_rates = measure_swap_rates(loaded.tensor_pool, clock)
         self._warm_up()
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -129,32 +137,57 @@ class Engine:
         return self.scheduler.has_unfinished() or bool(self._events)
 
     def step(self, now: float) -> list[TokenEvent]:
-        """Plan at `now` (seconds), move blocks, run, sample and settle one step; returns its events."""
+        """Plan at `now` (seconds), move blocks, run, sample and settle one step; returns its events. With
+        `async_scheduling` the step that is sampled and settled is the one before, which ran meanwhile (`overlap`)."""
         self.lives.tell(self._events, self._open)  # of those that ended since the last step
+        if self._running is not None and not may_plan_past(self._running.outputs.chunks, self._open):
+            self._settle(self._sample())
+            now = self._clock()
         outputs = self.scheduler.schedule(now)
+        planned = self.scheduler.records.newest
         self._report(outputs.ended)
-        if outputs.is_empty:
-            self.lives.settled(self.scheduler.records.newest)
-        else:
-            self._move_blocks(outputs)
-            logits = self._runner.execute(outputs)
-            self._settle(outputs, logits)
+        prepared = self._runner.prepare(outputs)
+        before = self._sample()
+        launched: RunningStep | None = None
+        if not outputs.is_empty:
+            self._move_blocks(outputs, planned)
+            logits = self._runner.run(prepared, None if before is None else before.on_device())
+            launched = RunningStep(outputs, planned, logits, self._device.record())
+        self._settle(before)
+        if launched is None:
+            self.lives.settled(planned)
+        self._running = launched
+        if not self._plans_ahead:
+            self._settle(self._sample())
         events, self._events = self._events, []
         self.lives.tell(events, self._open)
         return events
 
-    def _move_blocks(self, outputs: SchedulerOutputs) -> None:
+    def _move_blocks(self, outputs: SchedulerOutputs, record: StepRecord) -> None:
         out, into, copy = outputs.blocks_to_swap_out, outputs.blocks_to_swap_in, outputs.blocks_to_copy
         if out or into or copy:
             began_s = self._clock()
             self._tensor_pool.swap(out, into, copy)
-            self.scheduler.records.newest.swap_s = self._clock() - began_s
+            record.swap_s = self._clock() - began_s
 
-    def _settle(self, outputs: SchedulerOutputs, logits: torch.Tensor) -> None:
-        """Sample, tell the scheduler, and make the step's events."""
-        chunks = [chunk for chunk in outputs.chunks if chunk.do_sample]
+    def _sample(self) -> LaunchedSamples | None:
+        """Launch the choice of tokens of the step that runs, if one does."""
+        if self._running is None:
+            return None
+        chunks = [chunk for chunk in self._running.outputs.chunks if chunk.do_sample]
+        rows = rows_that_go_on(chunks, self._open) if self._plans_ahead else enumerate(chunks)
+        return self._step_sampler.launch(self._open, self._running.logits, rows)
+
+    def _settle(self, samples: LaunchedSamples | None) -> None:
+        """Wait for the step that runs and its `samples`, tell the scheduler, and make its events."""
+        if self._running is None or samples is None:
+            return
+        outputs, record = self._running.outputs, self._running.record
+        if samples.sampled is None:
+            self._running.ended.wait()
+        self._running = None
         unscored = self._score_prompts(outputs.chunks) if outputs.num_prefill_tokens else set()
-        sampled = self._step_sampler.sample(self._open, logits, chunks)
+        sampled = self._step_sampler.collect(samples)
         self._events += sampled.events
         for request_id in unscored | sampled.broken:
             self._fail(request_id)
@@ -172,14 +205,15 @@ class Engine:
         for request_id, choices in sampled.beams.items():
             if not choices:
                 self._end_beams(request_id)
-        self.lives.settled(self.scheduler.records.newest)
-        self._count(self.scheduler.records.newest)
+        self.lives.settled(record)
+        self._count(record)
 
     def _score_prompts(self, chunks: list[ScheduledChunk]) -> set[str]:
         """The requests for which the model computed no numbers."""
 
-        def scores_of(request_id: str) -> PromptScores | None:
-            return self._open[request_id].scores
+        def scores_of(chunk: ScheduledChunk) -> PromptScores | None:
+            request = self._open.get(chunk.request_id)
+            return request.scores if request is not None and request.goes_on(chunk.seq_id) else None
 
         return score_prompts(chunks, scores_of, self._runner.logits_of, self.vocab_size)
 
@@ -214,7 +248,7 @@ class Engine:
     def _count(self, record: StepRecord) -> None:
         self._speed.learn(record)
         if self._prefill_rate.learn(record):
-            self.scheduler.set_rates(self._prefill_rate.tokens_per_s, self._swap_blocks_per_s)
+            self.scheduler.set_rates(self._prefill_rate.tokens_per_s, self.swap_rates.blocks_per_s)
         self.totals.count(record)
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -262,4 +296,4 @@ class Engine:
         )
         table = list(range(NULL_BLOCK + 1, num_blocks + NULL_BLOCK + 1))
         chunk = ScheduledChunk("warm-up", 0, 0, [0] * num_tokens, table, True, True)
-        self._runner.execute(SchedulerOutputs(0, [chunk]))
+        self._runner.run(self._runner.prepare(SchedulerOutputs(0, [chunk])))

@@ -15,8 +15,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from kv_cache.tensor_pool import TensorPool
 from worker.attention import BackendType
-from worker.attention.backend import AttentionFeatures
-from worker.choices import choose_backend, choose_model
+from worker.choices import attention_needs, choose_backend, choose_model, default_block_size
 from worker.config import (
     ConfigError,
     EngineConfig,
@@ -24,14 +23,17 @@ from worker.config import (
     check_engine_config,
     resolve_engine_config,
 )
+from worker.decode_graphs import CudaGraphRecorder
 from worker.model import shape_from_config
-from worker.model_runner import ModelRunner
+from worker.model_runner import ModelRunner, RunnableModel
 from worker.model_support import check_model_supported, check_remote_code
 from worker.pool_memory import (
+    cache_bytes,
     check_pool_memory,
     default_cpu_cache_bytes,
     free_cuda_bytes,
     make_pool,
+    max_graph_bytes,
     refuse_pool,
 )
 from worker.weights import check_safetensors, read_json_object, resolve_model
@@ -46,13 +48,14 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What the engine tells others of its model. `generation_defaults` are the sampling options that the
-    checkpoint's generation_config.json states; empty where it states none."""
+    checkpoint's generation_config.json states; empty where it states none. `attention_backend`: the one chosen."""
 
     folder: Path
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     generation_defaults: dict[str, float | int | bool] = field(default_factory=dict)
+    attention_backend: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +75,7 @@ class _Plan:
     backend_type: BackendType
     device: str
     dtype: torch.dtype
+    block_bytes: int
     resolve: Callable[[int], ResolvedConfig]
     notes: tuple[str, ...]
 
@@ -98,17 +102,17 @@ def _plan(config: EngineConfig) -> _Plan:
     hf_config = load_model_config(folder, trust_remote_code=config.trust_remote_code)
     shape = shape_from_config(hf_config)
     dtype = _choose_dtype(config.dtype, hf_config)
-    backend_type, notes = choose_backend(config.attention_backend, device, dtype, shape.head_size)
+    needs = attention_needs(hf_config, shape.head_size, dtype, device, config.block_size)
+    backend_type, notes = choose_backend(config.attention_backend, needs)
     check_model_supported(hf_config, backend_type.features)
-    _check_backend(config, backend_type.features, dtype, device)
-    block_bytes = TensorPool.block_bytes(
-        shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_size, dtype
-    )
+    block_size = config.block_size or default_block_size(backend_type)
+    block_bytes = TensorPool.block_bytes(shape.num_layers, block_size, shape.num_kv_heads, shape.head_size, dtype)
 
     def resolve(cache_memory_bytes: int) -> ResolvedConfig:
         return resolve_engine_config(
             config,
             device_type=device,
+            block_size=block_size,
             model_max_len=shape.max_position_embeddings,
             block_bytes=block_bytes,
             cache_memory_bytes=cache_memory_bytes,
@@ -117,7 +121,7 @@ def _plan(config: EngineConfig) -> _Plan:
     resolved = resolve(_first_cache_bytes(device))
     check_pool_memory(config, resolved, block_bytes, device)
     check_safetensors(folder)
-    return _Plan(folder, hf_config, backend_type, device, dtype, resolve, notes)
+    return _Plan(folder, hf_config, backend_type, device, dtype, block_bytes, resolve, notes)
 
 
 def _first_cache_bytes(device: str) -> int:
@@ -137,32 +141,44 @@ def load_runner(config: EngineConfig) -> LoadedModel:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     resolved = resolve(_first_cache_bytes(device))
-    print(f"loading {config.model} ({dtype}, {device})", file=sys.stderr, flush=True)
+    graph_bytes = max_graph_bytes(config, backend_type.features, device)
+    print(f"loading {config.model} ({dtype}, {device}, attention by {backend_type.name})", file=sys.stderr, flush=True)
     model = choose_model(config, folder, hf_config, dtype, device, backend_type)
     if device == "cuda" and config.num_device_blocks is None and config.kv_cache_memory is None:
-        resolved = resolve(free_cuda_bytes(model, backend_type, resolved, config.gpu_memory_utilization))
+        free_bytes = free_cuda_bytes(model, backend_type, resolved, config.gpu_memory_utilization)
+        resolved = resolve(cache_bytes(free_bytes, resolved, plan.block_bytes, graph_bytes))
     for note in plan.notes + resolved.notes:
         print(note, file=sys.stderr, flush=True)
     try:
         tensor_pool = make_pool(model, resolved, resolved.num_device_blocks, resolved.num_host_blocks)
     except RuntimeError as error:
         refuse_pool(config, model, resolved, error)
-    runner = ModelRunner(
-        model,
-        tensor_pool,
-        backend_type(tensor_pool),
-        resolved.max_num_batched_tokens,
-        resolved.max_num_seqs,
-        resolved.max_blocks_per_sequence,
-    )
+    runner = make_runner(model, tensor_pool, backend_type, resolved)
+    if graph_bytes:
+        print(runner.capture_decode_steps(graph_bytes, CudaGraphRecorder()).note(), file=sys.stderr, flush=True)
     facts = ModelFacts(
         folder=folder,
         vocab_size=model.vocab_size,
         eos_token_ids=_eos_token_ids(folder, hf_config),
         max_model_len=resolved.max_model_len,
         generation_defaults=_generation_defaults(folder),
+        attention_backend=backend_type.name,
     )
     return LoadedModel(runner, tensor_pool, resolved, facts)
+
+
+def make_runner(
+    model: RunnableModel, tensor_pool: TensorPool, backend_type: BackendType, resolved: ResolvedConfig
+) -> ModelRunner:
+    return ModelRunner(
+        model,
+        tensor_pool,
+        backend_type(tensor_pool),
+        resolved.max_num_batched_tokens,
+        resolved.max_num_seqs,
+        resolved.max_blocks_per_sequence,
+        num_steps_in_flight=2 if resolved.async_scheduling else 1,
+    )
 
 
 def load_model_config(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
@@ -184,18 +200,6 @@ def _choose_dtype(name: str, hf_config: PretrainedConfig) -> torch.dtype:
     if name == "auto":
         return getattr(hf_config, "dtype", None) or torch.float32
     return getattr(torch, name)
-
-
-def _check_backend(config: EngineConfig, features: AttentionFeatures, dtype: torch.dtype, device: str) -> None:
-    if config.block_size % features.block_size_multiple:
-        raise ConfigError(
-            "block_size",
-            f"{config.block_size} is not a multiple of {features.block_size_multiple}, as the attention backend needs",
-        )
-    if features.dtypes and dtype not in features.dtypes:
-        raise ConfigError("dtype", f"the attention backend does not run {dtype}")
-    if features.device_types and device not in features.device_types:
-        raise ConfigError("attention_backend", f"{config.attention_backend} does not run on {device}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -120,13 +120,24 @@ def _position_reason(config: PretrainedConfig) -> str | None:
     return None
 
 
+def needs_softcap(config: PretrainedConfig) -> bool:
+    return bool(getattr(config, "attn_logit_softcapping", None))
+
+
+def needs_sinks(config: PretrainedConfig) -> bool:
+    return config.model_type in _SINK_TYPES
+
+
+def needs_sliding_window(config: PretrainedConfig) -> bool:
+    return getattr(config, "sliding_window", None) is not None
+
+
 def _attention_reason(config: PretrainedConfig, features: AttentionFeatures) -> str | None:
-    if getattr(config, "attn_logit_softcapping", None) and not features.softcap:
+    if needs_softcap(config) and not features.softcap:
         return "it needs attention logit softcapping, which the attention backend does not implement"
-    if config.model_type in _SINK_TYPES and not features.sinks:
+    if needs_sinks(config) and not features.sinks:
         return "it needs attention sinks, which the attention backend does not implement"
-    has_window = getattr(config, "sliding_window", None) is not None
-    if has_window and not features.sliding_window:
+    if needs_sliding_window(config) and not features.sliding_window:
         return "it needs sliding windows, which the attention backend does not implement"
     return None
 

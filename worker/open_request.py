@@ -4,6 +4,7 @@ Owns each sample's output as the sampler reads it, the block keys of growing ans
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,11 +12,13 @@ from kv_cache import BlockKey
 from scheduler import Request, ScheduledChunk, SequenceEnd, SequenceGroup, StopRules
 from worker.beam_search import BeamSearch
 from worker.grammar.errors import GrammarError
-from worker.grammar.matcher import GrammarMatcher
 from worker.prefix_keys import PrefixKeys
 from worker.prompt_scores import PromptScores
-from worker.sampler import SampledToken, SampleRow
+from worker.sampled_rows import SampledToken, SampleRow
 from worker.types import EngineRequest, SamplingParams, TokenEvent
+
+if TYPE_CHECKING:
+    from worker.grammar.matcher import GrammarMatcher
 
 #: beams end by the rules of the search, not by those of the scheduler
 NO_LIMIT = 2**62
@@ -34,7 +37,7 @@ class OpenRequest:
     keys: PrefixKeys | None
     beam: BeamSearch | None
     scores: PromptScores | None = None
-    matchers: dict[int, GrammarMatcher] = field(default_factory=dict)
+    matchers: "dict[int, GrammarMatcher]" = field(default_factory=dict)
     failure: str | None = None
     has_told_of_prompt: bool = False
 
@@ -86,6 +89,12 @@ class OpenRequest:
             self.matchers[index].accept(token_id)
         except GrammarError as error:
             self.failure = f"grammar: {error}"
+
+    def goes_on(self, seq_id: int) -> bool:
+        """Whether it is one of this request's sequences and has not ended."""
+        index = self._index_of(seq_id)
+        sequences = self.group.sequences
+        return 0 <= index < len(sequences) and not sequences[index].status.is_finished
 
     def seq_id_of(self, sample_index: int) -> int:
         return self.group.sequences[sample_index].seq_id

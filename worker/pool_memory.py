@@ -8,10 +8,11 @@ from typing import NoReturn
 
 import torch
 
-from kv_cache.tensor_pool import TensorPool
+from kv_cache.tensor_pool import TensorPool, staging_bytes
 from scheduler.outputs import ScheduledChunk, SchedulerOutputs
 from worker.attention import BackendType
-from worker.config import ConfigError, EngineConfig, ResolvedConfig, blocks_for
+from worker.attention.backend import AttentionFeatures
+from worker.config import DEFAULT_CUDA_GRAPH_BYTES, ConfigError, EngineConfig, ResolvedConfig, blocks_for
 from worker.model_runner import ModelRunner, RunnableModel
 
 DEFAULT_CPU_CACHE_BYTES = 2**30
@@ -87,8 +88,8 @@ def _pool_error(option: str, asked: int, there: int, what: str) -> ConfigError:
 def free_cuda_bytes(
     model: RunnableModel, backend_type: BackendType, resolved: ResolvedConfig, utilization: float
 ) -> int:
-    """Bytes that the cache may take: this share of the device, less what the weights, the largest step and other
-    processes use. Runs a step of the full budget to find out."""
+    """Bytes that the cache and what lies beside it may take: this share of the device, less what the weights, the
+    largest step and other processes use. Runs a step of the full budget to find out."""
     budget, block_size = resolved.max_num_batched_tokens, resolved.block_size
     longest = min(budget, resolved.max_model_len)
     num_blocks = blocks_for(longest, block_size) + 1
@@ -106,12 +107,23 @@ def free_cuda_bytes(
     ]
     runner.execute(SchedulerOutputs(step_id=0, chunks=chunks))
     torch.cuda.synchronize()
-    pool_bytes = num_blocks * TensorPool.block_bytes(
-        pool.num_layers, block_size, pool.num_kv_heads, pool.head_size, pool.dtype
-    )
+    pool_bytes = num_blocks * pool.num_block_bytes
     peak = torch.cuda.max_memory_allocated() - pool_bytes
     del runner, pool
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     used_by_others = total - free - torch.cuda.memory_reserved()
     return max(0, int(total * utilization) - used_by_others - peak)
+
+
+def max_graph_bytes(config: EngineConfig, features: AttentionFeatures, device: str) -> int:
+    """Most device memory that captured decode steps may take; 0: none are captured."""
+    if device != "cuda" or config.enforce_eager or not features.cuda_graphs:
+        return 0
+    return config.cuda_graph_memory or DEFAULT_CUDA_GRAPH_BYTES
+
+
+def cache_bytes(free_bytes: int, resolved: ResolvedConfig, block_bytes: int, graph_bytes: int) -> int:
+    """Of `free_bytes` of a CUDA device, what is left for blocks: less what CUDA graphs may take, and the memory that
+    blocks pass through on their way to the host. `resolved` need know no more than whether there is a host pool."""
+    return max(0, free_bytes - graph_bytes - staging_bytes(block_bytes, resolved.num_host_blocks))

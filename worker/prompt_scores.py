@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from scheduler import ScheduledChunk
-from worker.sampler import floored, has_no_best
+from worker.sampled_rows import floored
+from worker.sampler import has_no_best
 from worker.types import PromptTokenLogprobs
 
 #: logits in memory at once, in elements: 64 MiB of float32
@@ -44,19 +45,19 @@ class _Row:
 
 def score_prompts(
     chunks: Iterable[ScheduledChunk],
-    scores_of: Callable[[str], PromptScores | None],
+    scores_of: Callable[[ScheduledChunk], PromptScores | None],
     logits_of: Callable[[list[int]], torch.Tensor],
     vocab_size: int,
 ) -> set[str]:
     """Extend the scores of the prompts in a step; returns the requests for which the model gave no numbers.
 
-    scores_of: by request id, None where none are wanted. logits_of: places among the step's rows → float32 logits
+    scores_of: by chunk, None where none are wanted. logits_of: places among the step's rows → float32 logits
     [places, at least vocab_size].
     """
     rows: list[_Row] = []
     first_place = 0
     for chunk in chunks:
-        scores = scores_of(chunk.request_id) if chunk.is_prefill else None
+        scores = scores_of(chunk) if chunk.is_prefill else None
         if scores is not None:
             rows += [
                 _Row(chunk.request_id, first_place + place, scores.token_ids[chunk.start + place + 1], scores)

@@ -1,12 +1,15 @@
 """Measured rates that choices rest on: between recompute and swap, and, in the router, between workers."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kv_cache.tensor_pool import TensorPool
 from scheduler.records import StepRecord
 from scheduler.step_estimate import MIN_STEPS_SEEN, StepLoad, StepTimeEstimate
 
+#: a CUDA device moves as many bytes as a long answer has, or what it takes to begin would count for too much
 NUM_BLOCKS_TO_MEASURE = 16
+NUM_BYTES_TO_MEASURE = {"cpu": 0, "cuda": 256 * 2**20}
 #: of a rate that cannot be measured: a pool without host blocks never swaps
 UNMEASURED_BLOCKS_PER_S = 1000.0
 #: the step by which workers are compared: what they happen to run must not count as their speed
@@ -49,14 +52,36 @@ class StepSpeed:
         return self._estimate.predict_s(StepLoad(REFERENCE_DECODES, 0, 0), REFERENCE_PREFILL_TOKENS)
 
 
-def measure_swap_rate(pool: TensorPool, clock: Callable[[], float]) -> float:
-    """Blocks a second of one batched copy between device and host, over blocks that nobody holds yet."""
-    count = min(NUM_BLOCKS_TO_MEASURE, pool.num_host_blocks, pool.num_device_blocks - 1)
+@dataclass(frozen=True, slots=True)
+class SwapRates:
+    """Blocks a second from the device to the host and back, each way by itself; 0.0: not measured."""
+
+    out_blocks_per_s: float
+    in_blocks_per_s: float
+
+    @property
+    def blocks_per_s(self) -> float:
+        """On the way there and back: what a swap of a block takes is twice the inverse of it."""
+        if not self.out_blocks_per_s or not self.in_blocks_per_s:
+            return UNMEASURED_BLOCKS_PER_S
+        return 2 / (1 / self.out_blocks_per_s + 1 / self.in_blocks_per_s)
+
+    def note(self, block_bytes: int) -> str:
+        """A sentence for the operator."""
+        out_gb_per_s, in_gb_per_s = (
+            rate * block_bytes / 1e9 for rate in (self.out_blocks_per_s, self.in_blocks_per_s)
+        )
+        return f"swapped blocks move to the host at {out_gb_per_s:.1f} GB/s and back at {in_gb_per_s:.1f} GB/s"
+
+
+def measure_swap_rates(pool: TensorPool, clock: Callable[[], float]) -> SwapRates:
+    """Of one batched copy each way, over blocks that nobody holds yet."""
+    wanted = max(NUM_BLOCKS_TO_MEASURE, NUM_BYTES_TO_MEASURE[pool.device.type] // pool.num_block_bytes)
+    count = min(wanted, pool.num_host_blocks, pool.num_device_blocks - 1)
     if count < 1:
-        return UNMEASURED_BLOCKS_PER_S
-    pairs = [(block + 1, block) for block in range(count)]
-    pool.swap(pairs, [], [])
-    began_s = clock()
-    pool.swap(pairs, [], [])
-    pool.swap([], [(host, device) for device, host in pairs], [])
-    return 2 * count / max(clock() - began_s, 1e-9)
+        return SwapRates(0.0, 0.0)
+    out_pairs = [(block + 1, block) for block in range(count)]
+    in_pairs = [(host, device) for device, host in out_pairs]
+    for _ in range(2):  # the first time finds memory cold and kernels unloaded
+        out_s, in_s = pool.time_swap_s(out_pairs, [], clock), pool.time_swap_s([], in_pairs, clock)
+    return SwapRates(count / max(out_s, 1e-9), count / max(in_s, 1e-9))

@@ -10,52 +10,23 @@ Log-probabilities are the log-softmax of the raw logits: temperature, edits and 
 Where a row's tokens are restricted, it is the log-softmax over those that are allowed.
 """
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
 from worker.candidates import CandidateRow, cuts, load_candidates
+from worker.device import open_device
 from worker.noise import contender_mask, gumbel, row_key
+from worker.sampled_rows import NO_TOKEN, SampledRows, SampledToken, SampleRow
 from worker.score_edits import edit_scores, edits_scores
 from worker.survivors import survivor_mask
-from worker.types import SamplingParams, TokenLogprobs
+from worker.types import SamplingParams
 
 #: below it a row is greedy. Noise is at most 37, so logits would have to lie within 0.037 for it to matter, and
 #: what divides by less than this overflows sooner than it randomizes.
 MIN_TEMPERATURE = 1e-3
-#: what a log-probability of minus infinity is reported as: it must be a number in JSON
-LOGPROB_FLOOR = -9999.0
-#: in place of a token where the model gave no numbers to choose by
-NO_TOKEN = -1
 #: scores handled at once, in elements, by device type: a CPU's temporaries stay in its cache, a GPU is kept busy
 NUM_SCORES_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 22}
-
-
-@dataclass(slots=True)
-class SampleRow:
-    """One token to choose. `position` is its absolute position: the number of known tokens before it.
-
-    Several rows may name one `logits_row` (the n first tokens of a group). The token lists are only read, and only
-    for penalties and `min_tokens`. `allowed`: bool [vocabulary] on the CPU, what a grammar allows; None: everything.
-    """
-
-    logits_row: int
-    params: SamplingParams
-    sample_index: int
-    position: int
-    prompt_token_ids: list[int]
-    output_token_ids: list[int]
-    allowed: torch.Tensor | None = None
-
-
-@dataclass(slots=True)
-class SampledToken:
-    """`token_id` is NO_TOKEN where the row's logits hold NaN, or nothing above minus infinity."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
 
 
 class Sampler:
@@ -64,31 +35,38 @@ class Sampler:
     def __init__(self, vocab_size: int, eos_token_ids: Iterable[int], device: torch.device | str) -> None:
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._device = torch.device(device)
-        self._candidates = load_candidates(self._device)
+        self._device = open_device(device)
+        self._num_scores_at_once = NUM_SCORES_AT_ONCE[torch.device(device).type]
+        # Counting those that can win would make the host wait for the device.
+        self._looks_for_contenders = not self._device.is_asynchronous
+        self._candidates = load_candidates(torch.device(device))
 
     def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[SampledToken]:
         """One token for each of `rows`, in order, from float32 `logits` [logits rows, at least vocab_size].
 
         `logits` is not changed. Greedy rows without edits cost one argmax and, together, one copy to the host.
         """
-        if not rows:
-            return []
+        return self.launch(logits, rows).wait() if rows else []
+
+    def launch(self, logits: torch.Tensor, rows: list[SampleRow]) -> SampledRows:
+        """The same without waiting for the device, except where top-p alone cuts (`survivors`)."""
         logits = logits[:, : self._vocab_size]
+        return SampledRows(logits, rows, self._chosen(logits, rows), self._device)
+
+    def _chosen(self, logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
+        """int64 [rows], NO_TOKEN where there is none."""
         scored = [place for place, row in enumerate(rows) if not _is_plain_argmax(row)]
         if not scored:
             chosen = self._best(logits, rows)
         else:
-            chosen = torch.empty(len(rows), dtype=torch.int64, device=self._device)
+            chosen = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
             if plain := sorted(set(range(len(rows))).difference(scored)):
                 chosen[self._index(plain)] = self._best(logits, [rows[place] for place in plain])
         if self._candidates is not None:
             scored = self._draw_from_few(logits, rows, scored, chosen)
         if scored:
             chosen[self._index(scored)] = self._choose(logits, [rows[place] for place in scored])
-        sampled = [SampledToken(token_id, None) for token_id in chosen.tolist()]
-        self._fill_logprobs(logits, rows, sampled)
-        return sampled
+        return chosen
 
     def _best(self, logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
         """int64 [rows]: where their logits are greatest."""
@@ -144,7 +122,7 @@ class Sampler:
         )
 
     def _choose(self, logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
-        num_rows_at_once = max(1, NUM_SCORES_AT_ONCE[self._device.type] // logits.shape[1])
+        num_rows_at_once = max(1, self._num_scores_at_once // logits.shape[1])
         slices = [rows[start : start + num_rows_at_once] for start in range(0, len(rows), num_rows_at_once)]
         chosen = []
         for part in slices:
@@ -156,9 +134,10 @@ class Sampler:
     def _perturbed(self, scores: torch.Tensor, rows: list[SampleRow], *, cut: bool) -> torch.Tensor:
         """Noise where a token may and can win; it is the noise that a pass over the whole vocabulary would add."""
         params = [row.params for row in rows]
-        temperatures = torch.tensor([param.temperature for param in params], device=self._device)
+        temperatures = self._device.upload([param.temperature for param in params], torch.float32)
         scores = scores / temperatures.unsqueeze(1)
         keys = self._index([row_key(row.params.seed, row.sample_index, row.position) for row in rows])
+        mask: torch.Tensor | None = None
         if cut:
             mask = survivor_mask(
                 scores,
@@ -166,40 +145,18 @@ class Sampler:
                 [param.top_p for param in params],
                 [param.min_p for param in params],
             )
-        else:
+        elif self._looks_for_contenders:
             mask = contender_mask(scores, keys)
+        if mask is None or not self._looks_for_contenders:
+            perturbed = scores + gumbel(keys.unsqueeze(1), torch.arange(scores.shape[1], device=scores.device))
+            return perturbed if mask is None else perturbed.masked_fill_(~mask, -torch.inf)
         row_ids, token_ids = mask.nonzero(as_tuple=True)
         perturbed = torch.full_like(scores, -torch.inf)
         perturbed[row_ids, token_ids] = scores[row_ids, token_ids] + gumbel(keys[row_ids], token_ids)
         return perturbed
 
-    def _fill_logprobs(self, logits: torch.Tensor, rows: list[SampleRow], sampled: list[SampledToken]) -> None:
-        """Rows that ask for equally many alternatives share one pass; others never see them."""
-        places_by_count: dict[int, list[int]] = {}
-        for place, row in enumerate(rows):
-            if row.params.logprobs is not None and sampled[place].token_id != NO_TOKEN:
-                places_by_count.setdefault(row.params.logprobs, []).append(place)
-        for count, places in places_by_count.items():
-            raw = logits[self._index([rows[place].logits_row for place in places])]
-            for own_raw, place in zip(raw, places, strict=True):
-                if (allowed := rows[place].allowed) is not None:
-                    own_raw.masked_fill_(~allowed.to(self._device), -torch.inf)
-            normalizer = raw.logsumexp(dim=-1, keepdim=True)
-            token_ids = self._index([sampled[place].token_id for place in places]).unsqueeze(1)
-            own = (raw.gather(1, token_ids) - normalizer).squeeze(1).tolist()
-            top = raw.topk(min(count, raw.shape[1]), dim=-1)
-            top_values, top_ids = (top.values - normalizer).tolist(), top.indices.tolist()
-            for place, value, values, ids in zip(places, own, top_values, top_ids, strict=True):
-                best_first = sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
-                if rows[place].allowed is not None:
-                    best_first = [pair for pair in best_first if pair[1] > -math.inf]
-                sampled[place].logprobs = (
-                    floored(value),
-                    [(token_id, floored(logprob)) for token_id, logprob in best_first],
-                )
-
     def _index(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return self._device.upload(values, torch.int64)
 
 
 def _is_greedy(params: SamplingParams) -> bool:
@@ -219,6 +176,3 @@ def has_no_best(best: torch.Tensor) -> torch.Tensor:
     """Whether rows with these greatest logits have no token to choose; NaN anywhere in a row is its greatest."""
     return best.isnan() | (best == -torch.inf)
 
-
-def floored(logprob: float) -> float:
-    return max(logprob, LOGPROB_FLOOR) if math.isfinite(logprob) else LOGPROB_FLOOR

@@ -3,10 +3,12 @@
 Owns the formulas. Knows nothing of temperature, noise or other rows; it changes the one row it is given, in place.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
 
+from worker.device import open_device
 from worker.types import SamplingParams
 
 
@@ -39,15 +41,18 @@ def edit_scores(
     if params.logit_bias:
         bias = {token_id: value for token_id, value in params.logit_bias if 0 <= token_id < len(scores)}
         ids = _ids(bias, scores)
-        scores[ids] += torch.tensor(list(bias.values()), dtype=scores.dtype, device=scores.device)
+        scores[ids] += open_device(scores.device).upload(list(bias.values()), scores.dtype)
     if params.repetition_penalty != 1.0:
         ids = _ids({*prompt_token_ids, *output_token_ids}, scores)
         seen = scores[ids]
         penalty = params.repetition_penalty
         scores[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
     if (params.presence_penalty or params.frequency_penalty) and output_token_ids:
-        ids, counts = _ids(output_token_ids, scores).unique(return_counts=True)
-        scores[ids] -= params.frequency_penalty * counts + params.presence_penalty
+        counts = Counter(output_token_ids)
+        ids = _ids(counts, scores)
+        known_counts = [count for token_id, count in counts.items() if 0 <= token_id < len(scores)]
+        counted = open_device(scores.device).upload(known_counts, torch.int64)
+        scores[ids] -= params.frequency_penalty * counted + params.presence_penalty
     if len(output_token_ids) < params.min_tokens:
         ending = set(params.stop_token_ids)
         if not params.ignore_eos:
@@ -55,7 +60,7 @@ def edit_scores(
         if allowed is None or _leaves_something(allowed, ending):
             scores[_ids(ending, scores)] = -torch.inf
     if allowed is not None:
-        scores.masked_fill_(~allowed.to(scores.device), -torch.inf)
+        scores.masked_fill_(~open_device(scores.device).send(allowed), -torch.inf)
 
 
 def _leaves_something(allowed: torch.Tensor, banned: Iterable[int]) -> bool:
@@ -67,4 +72,4 @@ def _leaves_something(allowed: torch.Tensor, banned: Iterable[int]) -> bool:
 
 def _ids(token_ids: Iterable[int], scores: torch.Tensor) -> torch.Tensor:
     known = [token_id for token_id in token_ids if 0 <= token_id < len(scores)]
-    return torch.tensor(known, dtype=torch.int64, device=scores.device)
+    return open_device(scores.device).upload(known, torch.int64)

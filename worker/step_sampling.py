@@ -3,7 +3,7 @@
 Knows no scheduler and no step but this one; it ends nobody.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,9 @@ import torch
 from kv_cache import BlockKey
 from scheduler import BeamChoices, ScheduledChunk
 from worker.open_request import OpenRequest
-from worker.sampler import NO_TOKEN, Sampler, SampleRow, has_no_best
+from worker.pending_tokens import DeviceTokens
+from worker.sampled_rows import NO_TOKEN, SampledRows, SampleRow
+from worker.sampler import Sampler, has_no_best
 from worker.types import TokenEvent
 
 
@@ -27,33 +29,58 @@ class StepSamples:
     broken: set[str] = field(default_factory=set)
 
 
+@dataclass(slots=True, eq=False)
+class LaunchedSamples:
+    """A step's samples while they are drawn: each of `rows` is its owner's."""
+
+    rows: list[SampleRow] = field(default_factory=list)
+    owners: list[OpenRequest] = field(default_factory=list)
+    sampled: SampledRows | None = None
+    beams: dict[str, BeamChoices] = field(default_factory=dict)
+    broken_beams: set[str] = field(default_factory=set)
+
+    def on_device(self) -> DeviceTokens | None:
+        """For a step that is planned before these have arrived."""
+        if self.sampled is None:
+            return None
+        places = {
+            owner.seq_id_of(row.sample_index): place
+            for place, (owner, row) in enumerate(zip(self.owners, self.rows, strict=True))
+        }
+        return DeviceTokens(self.sampled.token_ids, places)
+
+
 class StepSampler:
     def __init__(self, sampler: Sampler, vocab_size: int, block_size: int) -> None:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._block_size = block_size
 
-    def sample(
-        self, requests: Mapping[str, OpenRequest], logits: torch.Tensor, chunks: list[ScheduledChunk]
-    ) -> StepSamples:
-        """`logits` [len(chunks), vocabulary]: a row for each chunk that samples. Each request takes its own."""
-        step = StepSamples()
-        self._take_tokens(step, requests, logits, chunks)
-        self._advance_beams(step, requests, logits, chunks)
-        return step
-
-    def _take_tokens(
-        self, step: StepSamples, requests: Mapping[str, OpenRequest], logits: torch.Tensor, chunks: list[ScheduledChunk]
-    ) -> None:
-        rows: list[SampleRow] = []
-        owners: list[OpenRequest] = []
-        for logits_row, chunk in enumerate(chunks):
+    def launch(
+        self, requests: Mapping[str, OpenRequest], logits: torch.Tensor, chunks: Iterable[tuple[int, ScheduledChunk]]
+    ) -> LaunchedSamples:
+        """`logits` [rows, vocabulary]; `chunks`: what samples, and the row of each. Each request takes its own."""
+        launched = LaunchedSamples()
+        beam_rows: dict[str, list[int]] = {}
+        for logits_row, chunk in chunks:
             request = requests[chunk.request_id]
             if request.beam is None:
                 own_rows = request.sample_rows(logits_row, chunk)
-                rows += own_rows
-                owners += [request] * len(own_rows)
-        for request, row, token in zip(owners, rows, self._sampler.sample(logits, rows), strict=True):
+                launched.rows += own_rows
+                launched.owners += [request] * len(own_rows)
+            else:
+                beam_rows.setdefault(chunk.request_id, []).append(logits_row)
+        if launched.rows:
+            launched.sampled = self._sampler.launch(logits, launched.rows)
+        for request_id, places in beam_rows.items():
+            self._advance_beams(launched, requests[request_id], logits[places, : self._vocab_size])
+        return launched
+
+    def collect(self, launched: LaunchedSamples) -> StepSamples:
+        """Wait for the samples, and let each request take its own."""
+        step = StepSamples(beams=launched.beams, broken=launched.broken_beams)
+        tokens = [] if launched.sampled is None else launched.sampled.wait()
+        for request, row, token in zip(launched.owners, launched.rows, tokens, strict=True):
             if token.token_id == NO_TOKEN or request.failure is not None:
                 step.broken.add(request.group.request_id)
                 continue
@@ -64,17 +91,12 @@ class StepSampler:
             step.events.append(request.take(row, token))
             if request.failure is not None:
                 step.broken.add(request.group.request_id)
+        return step
 
-    def _advance_beams(
-        self, step: StepSamples, requests: Mapping[str, OpenRequest], logits: torch.Tensor, chunks: list[ScheduledChunk]
-    ) -> None:
-        rows: dict[str, list[int]] = {}
-        for logits_row, chunk in enumerate(chunks):
-            if requests[chunk.request_id].beam is not None:
-                rows.setdefault(chunk.request_id, []).append(logits_row)
-        for request_id, places in rows.items():
-            own_logits = logits[places, : self._vocab_size]
-            if bool(has_no_best(own_logits.amax(dim=-1)).any()):
-                step.broken.add(request_id)
-            else:
-                step.beams[request_id] = requests[request_id].advance_beams(own_logits)
+    def _advance_beams(self, launched: LaunchedSamples, request: OpenRequest, logits: torch.Tensor) -> None:
+        """Beams are chosen on the host, which waits for them here."""
+        request_id = request.group.request_id
+        if bool(has_no_best(logits.amax(dim=-1)).any()):
+            launched.broken_beams.add(request_id)
+        else:
+            launched.beams[request_id] = request.advance_beams(logits)

@@ -7,6 +7,8 @@ import math
 
 import torch
 
+from worker.device import open_device
+
 #: how many of the best scores are ranked at first; a row whose limits reach past them is ranked whole
 NUM_RANKED = 1024
 
@@ -28,24 +30,27 @@ def survivor_mask(
 
     Where `scores` holds only the best of a larger vocabulary, filled up with minus infinity, `vocab_size` is that
     vocabulary's and `whole_mass` float64 [rows, 1] the sum of exp(score - best) over all of it.
+
+    On CUDA the host waits only where the limits of a row may reach past `NUM_RANKED`: top-p without a small top-k.
     """
+    upload = open_device(scores.device).upload
     mask = torch.ones_like(scores, dtype=torch.bool)
     if any(min_p):
         floors = [math.log(share) if share > 0 else -math.inf for share in min_p]
-        distance = torch.tensor(floors, dtype=scores.dtype, device=scores.device).unsqueeze(1)
+        distance = upload(floors, scores.dtype).unsqueeze(1)
         mask &= scores >= scores.amax(dim=-1, keepdim=True) + distance
     ranked_rows = [row for row, k in enumerate(top_k) if k > 0 or top_p[row] < 1]
     if ranked_rows:
-        index = torch.tensor(ranked_rows, device=scores.device)
+        index = upload(ranked_rows, torch.int64)
         vocab_size = vocab_size or scores.shape[1]
-        k_limits = [[min(top_k[row], vocab_size) if top_k[row] > 0 else vocab_size] for row in ranked_rows]
-        p_limits = [[top_p[row]] for row in ranked_rows]
+        k_limits = [min(top_k[row], vocab_size) if top_k[row] > 0 else vocab_size for row in ranked_rows]
         mask[index] &= _best_of(
             scores[index],
-            torch.tensor(k_limits, device=scores.device),
-            torch.tensor(p_limits, device=scores.device, dtype=torch.float64),
+            upload(k_limits, torch.int64).unsqueeze(1),
+            upload([top_p[row] for row in ranked_rows], torch.float64).unsqueeze(1),
             vocab_size,
             None if whole_mass is None else whole_mass[index],
+            may_reach_past=max(k_limits) > NUM_RANKED,
         )
     return mask
 
@@ -56,6 +61,8 @@ def _best_of(
     p_limits: torch.Tensor,
     vocab_size: int,
     whole_mass: torch.Tensor | None,
+    *,
+    may_reach_past: bool,
 ) -> torch.Tensor:
     num_ranked = min(NUM_RANKED, scores.shape[1])
     ranked = scores.topk(num_ranked, dim=-1).values
@@ -63,6 +70,8 @@ def _best_of(
         whole_mass = (scores - ranked[:, :1]).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
     num_kept = _num_kept(ranked, whole_mass, k_limits, p_limits)
     border = ranked.gather(1, num_kept - 1)
+    if not may_reach_past:
+        return _above(scores, border, num_kept)
     reaches_past = (k_limits > num_ranked) & ((num_kept == num_ranked) | (k_limits < vocab_size))
     rows = reaches_past.squeeze(1).nonzero().squeeze(1)
     if rows.numel():
@@ -92,6 +101,7 @@ def _above(scores: torch.Tensor, border: torch.Tensor, num_kept: torch.Tensor) -
     above = scores > border
     at_border = scores == border
     num_wanted = num_kept - above.sum(dim=-1, keepdim=True)
-    if bool((at_border.sum(dim=-1, keepdim=True) > num_wanted).any()):
+    # Asking whether there are too many would make the host wait for a GPU.
+    if scores.is_cuda or bool((at_border.sum(dim=-1, keepdim=True) > num_wanted).any()):
         at_border &= at_border.cumsum(dim=-1) <= num_wanted
     return above | at_border

@@ -7,16 +7,17 @@ import argparse
 from typing import Any, NoReturn
 
 from scheduler.config import PreemptionMode, QueuePolicy
+from worker.byte_sizes import parse_bytes
 from worker.config import (
     ATTENTION_BACKENDS,
     DEFAULT_BUDGET_TOKENS,
+    DEFAULT_CUDA_GRAPH_BYTES,
     DEFAULT_MAX_NUM_SEQS,
     DEVICES,
     DTYPES,
     ConfigError,
     EngineConfig,
     check_engine_config,
-    parse_bytes,
 )
 from worker.tenant_weights import parse_tenant_weights
 
@@ -74,7 +75,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         f"token budget of one step (default: {budgets}; with --scheduler-policy default: the model length)",
     )
     add_count("max_num_seqs", f"most sequences in one step (default: {DEFAULT_MAX_NUM_SEQS}, or the budget if lower)")
-    add_count("block_size", "tokens in one block of the KV cache")
+    add_count("block_size", "tokens in one block of the KV cache (default: 16, or 256 where attention needs that)")
     add_count("num_device_blocks", "blocks on the device, the null block included (default: by memory)")
     add_count("num_host_blocks", "blocks in host memory, for swapping (default: as on the device, none for recompute)")
     add("kv_cache_memory", "device memory of the KV cache, such as 512MiB", type=_size_in_bytes, metavar="SIZE")
@@ -130,8 +131,22 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("record", "write the scheduler's inputs to FILE (or FILE.1, ... if it is there), for replay", metavar="FILE")
     add(
         "attention_backend",
-        "auto: the CPU kernels where they serve the model, else Transformers' layers (torch_sdpa)",
+        "auto: on a CPU its kernels where they serve the model, on CUDA flash_attn, triton or torch_varlen, whichever "
+        "of them can, in that order; else torch_sdpa",
         choices=ATTENTION_BACKENDS,
+    )
+    add("enforce_eager", "launch each decode step kernel by kernel, without CUDA graphs", action="store_true")
+    add(
+        "cuda_graph_memory",
+        f"most device memory for CUDA graphs, such as 512MiB (default: {DEFAULT_CUDA_GRAPH_BYTES // 2**20}MiB); sizes "
+        "of steps that do not fit run without",
+        type=_size_in_bytes,
+        metavar="SIZE",
+    )
+    add(
+        "async_scheduling",
+        "plan a step while the one before it runs (default: on CUDA, where the model leaves the processors free)",
+        action=argparse.BooleanOptionalAction,
     )
     add_count("num_threads", "CPU threads of the model (default: all cores; served: all but one for all workers)")
 

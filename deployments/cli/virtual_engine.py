@@ -12,7 +12,14 @@ from scheduler.recording_reader import Recording, RecordingError, is_recording
 from scheduler.replay import Replayer
 from scheduler.step_fit import FitError, StepTimes
 from scheduler.step_model import StepModel
-from worker.config import ConfigError, EngineConfig, ResolvedConfig, blocks_for, resolve_engine_config
+from worker.config import (
+    DEFAULT_BLOCK_SIZE,
+    ConfigError,
+    EngineConfig,
+    ResolvedConfig,
+    blocks_for,
+    resolve_engine_config,
+)
 
 #: as many blocks as all requests would take together: nothing is ever preempted, or falls out of the prefix cache
 ENDLESS = "endless"
@@ -33,7 +40,7 @@ def config_for_trace(
     given = _given(args)
     max_model_len = given.setdefault("max_model_len", longest)
     if given.get("num_device_blocks", ENDLESS) == ENDLESS:
-        block_size = max(int(given.get("block_size", EngineConfig.__dataclass_fields__["block_size"].default)), 1)
+        block_size = max(int(given.get("block_size", DEFAULT_BLOCK_SIZE)), 1)
         num_blocks = num_tokens // block_size + 2 * num_requests + blocks_for(max(max_model_len, 1), block_size)
         given["num_device_blocks"] = int(num_blocks * _ENDLESS_MARGIN) + 2
         given.setdefault("num_host_blocks", 1)  # never used; a host pool of the same size would be for nothing

@@ -20,6 +20,8 @@ NOT_SHOWN = {
     *("stallfree_prefix_cache_query_tokens_total", "stallfree_prefix_cache_hit_tokens_total"),
     # of no model, and there only with an autoscaler; demand and workers are shown as workers tell them
     *("stallfree_scaling_workers", "stallfree_scaling_seen_demand"),
+    # measured once, at start, and many times what is ever swapped in a second
+    "stallfree_swap_bytes_per_second",
 }
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from transformers import DynamicCache
 
-from worker.sampler import Sampler, SampleRow
+from worker.sampled_rows import SampleRow
+from worker.sampler import Sampler
 from worker.types import SamplingParams
 
 #: float32 logits [1, vocabulary], output so far → scores [1, vocabulary] whose argmax is the next token

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from worker.sampler import Sampler, SampleRow
+from worker.sampled_rows import SampleRow
+from worker.sampler import Sampler
 from worker.types import SamplingParams
 
 VOCAB_SIZE = 512

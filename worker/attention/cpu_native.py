@@ -8,8 +8,8 @@ import torch
 
 from kv_cache.tensor_pool import TensorPool
 from worker.attention.backend import AttentionBatch, AttentionFeatures, AttentionNotSupported
-from worker.native.build import ensure_kernels
-from worker.native.kernels import Kernels
+from worker.native.build import NativeUnavailableError, ensure_kernels
+from worker.native.kernels import LANES, MAX_HEAD_SIZE, Kernels
 from worker.native.structures import Attention, Cache
 
 
@@ -23,6 +23,8 @@ class CpuNativeBackend:
         sinks=False,
         dtypes=(torch.float32, torch.bfloat16),
         device_types=("cpu",),
+        head_size_multiple=LANES,
+        max_head_size=MAX_HEAD_SIZE,
     )
 
     def __init__(self, tensor_pool: TensorPool) -> None:
@@ -30,6 +32,14 @@ class CpuNativeBackend:
         self.batch: AttentionBatch | None = None
         self.kernels = Kernels(ensure_kernels())
         self._scratch = torch.empty(0)
+
+    @classmethod
+    def missing(cls, device: str) -> str | None:
+        try:
+            ensure_kernels()
+        except NativeUnavailableError as error:
+            return str(error)
+        return None
 
     def begin(self, batch: AttentionBatch) -> None:
         self.batch = batch

@@ -56,6 +56,10 @@ class TorchSdpaBackend:
         self._batch: AttentionBatch | None = None
         self._plans: dict[int | None, tuple[list[_DecodeGroup], list[_PrefillRow]]] = {}
 
+    @classmethod
+    def missing(cls, device: str) -> str | None:
+        return None
+
     def begin(self, batch: AttentionBatch) -> None:
         self._batch = batch
         self._plans.clear()
