@@ -70,6 +70,8 @@ NO_MODEL = f"there is no folder {NOWHERE}"
         ("benchmarks.long_prompt_gap", MODEL, NO_MODEL),
         ("benchmarks.peers", ("--environments", NOWHERE), "--environments: there is no folder"),
         ("benchmarks.peers", ("--environments", "/", "--rounds", "0"), "--rounds: must be at least 1"),
+        ("benchmarks.peers", ("--environments", "/", "--option", "junk=3"), "--option: the engine has none of"),
+        ("benchmarks.peers", ("--environments", "/", "--gguf", NOWHERE), "--gguf: there is no file"),
         ("benchmarks.peers", ("--environments", "/", *MODEL), NO_MODEL),
         ("benchmarks.preemption", ("--rounds", "0"), "--rounds: must be at least 1"),
         ("benchmarks.preemption", ("--oversubscription", "0"), "--oversubscription: must be at least 1"),

@@ -274,6 +274,18 @@ def test_token_ids_that_the_model_has_not_are_refused(model_folder: Path, capsys
     assert error.endswith(" token ids, got 100000000")
 
 
+@pytest.mark.parametrize("load", [("--rate", "2"), ("--capacity", "--slo-ttft-ms", "500")])
+def test_a_trace_of_one_moment_cannot_be_stretched_to_a_rate(
+    load: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n1,40,9\n1,50,9\n")
+    assert bench("--url", "http://x", "--trace", str(trace), *load) == 2
+    assert "--trace: all requests arrive at the same moment" in capsys.readouterr().err
+    assert bench("--url", "http://x", "--trace", str(trace), "--scale-input", "1e300") == 2
+    assert "--scale-input: makes a prompt of more than" in capsys.readouterr().err
+
+
 def test_files_that_cannot_be_written_are_refused_before_anything_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

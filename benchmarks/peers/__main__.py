@@ -10,12 +10,14 @@ import os
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import Parser, count, existing_folder, name_and_value
+from benchmarks.options import Parser, count, existing_file, existing_folder, name_and_value
 from benchmarks.peers.drivers import OURS, PEERS, Driver, PeerError, Setting
 from benchmarks.peers.rows import ROWS
+from worker.config import EngineConfig
 
 
 def run(setting: Setting, engines: Sequence[str], rows: Sequence[str], num_rounds: int) -> Iterator[dict[str, Any]]:
@@ -76,7 +78,7 @@ def parser() -> Parser:
     add = options.add_argument
     add("--environments", type=existing_folder, required=True, help="the folder that benchmarks/peers/setup.sh filled")
     add("--model", type=existing_folder, help="a folder with safetensors (default: the demo model)")
-    add("--gguf", type=Path, help="the same model for llama.cpp (default: the demo model, Q4_1)")
+    add("--gguf", type=existing_file, help="the same model for llama.cpp (default: the demo model, Q4_1)")
     add("--engines", nargs="+", choices=(OURS, *PEERS), default=[OURS, *PEERS])
     add("--rows", nargs="+", choices=tuple(ROWS), default=list(ROWS))
     add("--rounds", type=count, default=3)
@@ -90,6 +92,9 @@ def parser() -> Parser:
 def main() -> int:
     options = parser()
     args = options.parse_args()
+    known = {field.name for field in fields(EngineConfig)}
+    if unknown := [option for option in args.option if option.partition("=")[0] not in known]:
+        options.error(f"--option: the engine has none of this name: {unknown[0]}")
     model: Path | None = args.model
     if model is None:
         from worker.demo_model import ensure_demo_model
