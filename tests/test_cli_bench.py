@@ -162,7 +162,7 @@ def test_the_scenario_of_chats_is_compared(capsys: pytest.CaptureFixture[str], m
     assert set(found["comparison"][0]["medians"]) == set(COMPARED_CHATS)
     for run in found["runs"]:
         assert run["chats"]["num_long"] == 2
-        assert run["chats"]["itl_ms"]["count"] > 100
+        assert run["chats"]["itl_ms"]["count"] > 40  # 8 x 20 and more on an idle machine
         assert run["num_failed"] == 0
 
 
