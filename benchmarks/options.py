@@ -36,13 +36,16 @@ class Parser(argparse.ArgumentParser):
         """What cannot be done with the values given, and shows only inside, ends the program as `error` does."""
         try:
             yield
-        except _kinds_of_bad_values() as error:
-            option = getattr(error, "option", None)
-            text = str(error)
-            self.error(text if option is None else f"--{option.replace('_', '-')}: {text.removeprefix(f'{option}: ')}")
+        except (BadValueError, ValueError, RuntimeError) as error:
+            message = _refusal(error)
+            if message is None:
+                raise
+            self.error(message)
 
 
-def _kinds_of_bad_values() -> tuple[type[Exception], ...]:
+def _refusal(error: Exception) -> str | None:
+    """What to say of it; None if it tells of no value but of a fault."""
+    # Only here: what starts servers or other engines needs no torch itself.
     from scheduler.limits import LimitError
     from scheduler.requests import RequestTooLargeError
     from worker.config import ConfigError
@@ -50,15 +53,11 @@ def _kinds_of_bad_values() -> tuple[type[Exception], ...]:
     from worker.model_support import UnsupportedModelError
     from worker.weights import WeightsError
 
-    return (
-        BadValueError,
-        ConfigError,
-        DemoModelError,
-        LimitError,
-        RequestTooLargeError,
-        UnsupportedModelError,
-        WeightsError,
-    )
+    if isinstance(error, ConfigError | LimitError):
+        return f"--{error.option.replace('_', '-')}: {str(error).removeprefix(f'{error.option}: ')}"
+    if isinstance(error, DemoModelError | UnsupportedModelError | WeightsError | RequestTooLargeError):
+        return f"--model: {error}"
+    return str(error) if isinstance(error, BadValueError) else None
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
