@@ -4,15 +4,16 @@ Runs the benchmarks beside it, each in a process of its own, one after the other
 table, as Markdown. Knows none of their insides, only the JSON that they print.
 """
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from benchmarks.documents import document_with, with_table
+from benchmarks.options import Parser
 
 Line = dict[str, Any]
 #: the lines of a document between which the table stands
@@ -95,33 +96,29 @@ def table(rows: list[Cells]) -> str:
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def with_table(document: str, new_table: str, begin: str = BEGIN, end: str = END) -> str:
-    """The document with the table between its two marks replaced. Raises ValueError if it has no such marks."""
-    before, found_begin, rest = document.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found_begin or not found_end:
-        raise ValueError(f"there is no place for the table: {begin} and {end}")
-    return f"{before}{begin}\n{new_table}\n{end}{after}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> int:
+    parser = Parser("benchmarks", __doc__)
     parser.add_argument("--json", action="store_true", help="the lines of all benchmarks, each with its `benchmark`")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="also put the table into this document")
+    parser.add_argument("--write", type=document_with(BEGIN, END), metavar="FILE",
+                        help="also put the table into this document")  # fmt: skip
     args = parser.parse_args()
     rows: list[Cells] = [(f"on {len(os.sched_getaffinity(0))} cores", "here", "beside it")]
     for part in PARTS:
-        for line in lines_of(part):
+        try:
+            lines = lines_of(part)
+        except subprocess.CalledProcessError as error:  # it has said itself what is wrong
+            print(f"{part.module} ended with exit code {error.returncode}", file=sys.stderr)
+            return 1
+        for line in lines:
             if args.json:
                 print(json.dumps({"benchmark": part.module, **line}), flush=True)
             rows += part.rows(line)
     if not args.json:
         print(table(rows))
     if args.write is not None:
-        args.write.write_text(with_table(args.write.read_text(), table(rows)))
+        args.write.write_text(with_table(args.write.read_text(), table(rows), BEGIN, END))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

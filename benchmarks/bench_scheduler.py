@@ -7,6 +7,7 @@ The best of several rounds is printed: noise only adds.
 import json
 import time
 
+from benchmarks.options import Parser
 from kv_cache import BlockKey, BlockManager
 from scheduler import QueuePolicy, Request, Scheduler, SchedulerConfig, SchedulerOutputs, StopRules
 
@@ -67,6 +68,7 @@ def keys_of_full_blocks(outputs: SchedulerOutputs) -> dict[int, list[BlockKey]]:
 
 
 def main() -> None:
+    Parser("benchmarks.bench_scheduler", __doc__).parse_args()
     for num_running, num_waiting, order in CASES:
         scheduler = scheduler_with(num_running, num_waiting, order)
         best_s = min(run(scheduler, NUM_STEPS) for _ in range(NUM_ROUNDS))

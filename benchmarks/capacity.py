@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.driving import BusyClock, drive, level_missed
 from benchmarks.machine import Machine, NoisySteps, machine_of
+from benchmarks.options import BadValueError, Parser, count, existing_file, positive, trace_file, whole_number
 from benchmarks.simulated import BLOCK_SIZE, simulate
 from deployments.bench.capacity import Capacity, search_capacity
 from deployments.bench.prompts import PromptMaker
@@ -193,33 +194,44 @@ def as_text(rate: float | None) -> float | str:
     return round(rate, 3) if rate else "none"
 
 
+def check_trace(workload: TraceWorkload, num_requests: int) -> None:
+    """Raises BadValueError for a trace that cannot be stretched, or that `default` cannot run under any budget."""
+    try:
+        plan = workload.plan(num_requests, START_RATE)
+    except ValueError as error:
+        raise BadValueError(f"--trace: {error}") from error
+    longest = max(request.num_input_tokens + request.num_output_tokens for request in plan)
+    if not budgets_of(SchedulerPolicy.DEFAULT, longest):
+        raise BadValueError(f"--trace: a request of {longest} tokens, above the largest budget {max(BUDGETS)}")
+
+
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.capacity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("benchmarks.capacity", __doc__)
     add = parser.add_argument
     add("--model", default="demo")
-    add("--num-threads", type=int)
-    add("--trace", type=Path, default=TRACE)
-    add("--recording", type=Path, help="step times are fitted to it; otherwise to a run that is recorded now")
-    add("--slo", type=float, nargs="+", default=[5.0, 25.0], help="times the lone decode step (default: 5 25)")
+    add("--num-threads", type=count)
+    add("--trace", type=trace_file, default=str(TRACE), help="(default: %(default)s)")
+    add("--recording", type=existing_file, help="step times are fitted to it; otherwise to a run that is recorded now")
+    add("--slo", type=positive, nargs="+", default=[5.0, 25.0], help="times the lone decode step (default: 5 25)")
     names = [policy.value for policy in POLICIES]
     add("--policies", nargs="+", choices=names, default=names, help="to measure them one by one")
-    add("--slo-ttft-ms", type=float, default=2000.0, help="of the median first token (default: %(default)s)")
-    add("--rounds", type=int, default=3, help="searches with the real engine; 0: the simulator alone")
-    add("--num-requests", type=int, default=60, help="of the trace, in each trial (default: %(default)s)")
-    add("--precision", type=float, default=0.15, help="of the real engine's capacity (default: %(default)s)")
-    add("--max-search-s", type=float, default=120.0, help="no trial begins later in a search (default: %(default)s)")
+    add("--slo-ttft-ms", type=positive, default=2000.0, help="of the median first token (default: %(default)s)")
+    add("--rounds", type=whole_number(0), default=3, help="searches with the real engine; 0: the simulator alone")
+    add("--num-requests", type=whole_number(2), default=60, help="of the trace, in each trial (default: %(default)s)")
+    add("--precision", type=positive, default=0.15, help="of the real engine's capacity (default: %(default)s)")
+    add("--max-search-s", type=positive, default=120.0, help="no trial begins later in a search (default: %(default)s)")
     args = parser.parse_args()
     workload = TraceWorkload(args.trace.name, read_trace(args.trace), SCALE_INPUT, NUM_OUTPUT_TOKENS)
-    machine = machine_of(args.recording, args.model, args.num_threads)
-    solo_s = lone_step_s(args, workload)
-    for factor in args.slo:
-        print(json.dumps(measure_level(args, machine, workload, factor, solo_s)), flush=True)
+    with parser.refusing():
+        check_trace(workload, args.num_requests)
+        machine = machine_of(args.recording, args.model, args.num_threads)
+        solo_s = lone_step_s(args, workload)
+        for factor in args.slo:
+            print(json.dumps(measure_level(args, machine, workload, factor, solo_s)), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,16 +20,17 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from benchmarks.options import Parser, count
 from benchmarks.peers.__main__ import run as run_peers
 from benchmarks.peers.drivers import OURS, PeerError, Setting, peers_at_hand
 from kv_cache.huge_pages import advise_huge_pages
 from kv_cache.tensor_pool import TensorPool
-from worker.config import EngineConfig
+from worker.config import ATTENTION_BACKENDS, DTYPES, EngineConfig
 from worker.engine import Engine
 from worker.native.build import ensure_kernels
 from worker.native.kernels import Kernels
 from worker.types import EngineRequest, SamplingParams
-from worker.weights import resolve_model
+from worker.weights import resolve_model, weight_files
 
 NUM_PROMPT_TOKENS = NUM_OUTPUT_TOKENS = 128
 STEP_CONTEXT = 256
@@ -57,7 +58,7 @@ class Row:
 def weight_bytes_per_step(folder: Path, dtype: torch.dtype) -> int:
     """Bytes of the weights that a step multiplies: all but an embedding that is not the output head as well."""
     sizes: dict[str, int] = {}
-    for path in folder.glob("*.safetensors"):
+    for path in weight_files(folder):
         with safe_open(path, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118, it is no mapping
                 sizes[name] = torch.Size(tensors.get_slice(name).get_shape()).numel()
@@ -166,18 +167,23 @@ def print_peers(setting: Setting, peers: Sequence[str], rows: Sequence[str], num
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
+    parser = Parser("benchmarks.engine", __doc__)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--num-threads", type=int)
-    parser.add_argument("--attention-backend", default="auto")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    parser.add_argument("--num-threads", type=count)
+    parser.add_argument("--attention-backend", default="auto", choices=ATTENTION_BACKENDS)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each row; the one in the middle is printed")
+    parser.add_argument("--repeats", type=count, default=3, help="runs of each row; the one in the middle is printed")
     parser.add_argument("--peers", action="store_true", help="other engines' rows as well, in turn with ours")
     parser.add_argument("--environments", type=Path, default=Path("../peers"),
                         help="the folder that benchmarks/peers/setup.sh filled (default: %(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     args = parser.parse_args()
+    with parser.refusing():
+        measure(parser, args)
+
+
+def measure(parser: Parser, args: argparse.Namespace) -> None:
     setting = None
     if args.peers:
         try:

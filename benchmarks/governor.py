@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.driving import Lengths, drive, trace_lengths
 from benchmarks.machine import Machine, NoisySteps, machine_of
+from benchmarks.options import Parser, count, existing_file, positive, trace_file, whole_number
 from benchmarks.simulated import BLOCK_SIZE, DecodeSteps, simulate
 from deployments.bench.stats import percentile
 from scheduler import SchedulerConfig
@@ -113,19 +114,25 @@ def live(args: argparse.Namespace, lengths: Sequence[Lengths], target_ms: float)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.governor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("benchmarks.governor", __doc__)
     add = parser.add_argument
     add("--model", default="demo")
-    add("--num-threads", type=int)
-    add("--target-itl-ms", type=float, nargs="+", default=[50.0, 100.0], help="(default: 50 100)")
-    add("--concurrency", type=int, default=16, help="requests that are open all the time")
-    add("--trace", type=Path, default=TRACE)
-    add("--recording", type=Path, help="step times are fitted to it; otherwise to a run that is recorded now")
-    add("--runs", type=int, default=5, help="live runs; 0: the simulator alone (default: %(default)s)")
+    add("--num-threads", type=count)
+    add("--target-itl-ms", type=positive, nargs="+", default=[50.0, 100.0], help="(default: 50 100)")
+    add("--concurrency", type=whole_number(1, MAX_BUDGET - BLOCK_SIZE), default=16,
+        help="requests that are open all the time")  # fmt: skip
+    add("--trace", type=trace_file, default=str(TRACE), help="(default: %(default)s)")
+    add("--recording", type=existing_file, help="step times are fitted to it; otherwise to a run that is recorded now")
+    add("--runs", type=whole_number(0), default=5, help="live runs; 0: the simulator alone (default: %(default)s)")
     add("--live-only", action="store_true")
     args = parser.parse_args()
+    if args.live_only and not args.runs:
+        parser.error("--runs: 0 with --live-only leaves nothing to do")
+    with parser.refusing():
+        measure(args)
+
+
+def measure(args: argparse.Namespace) -> None:
     machine = None if args.live_only else machine_of(args.recording, args.model, args.num_threads)
     for target_ms in args.target_itl_ms:
         result: dict[str, Any] = {"target_ms": target_ms, "concurrency": args.concurrency}

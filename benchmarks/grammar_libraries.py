@@ -7,12 +7,12 @@ Prints one JSON line a case, then sums. Each hostile input has a process of its 
 those that compile, masks of a few tokens are timed too, since a lazy library does its work there.
 """
 
+import importlib.util
 import json
 import multiprocessing
 import random
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
+from benchmarks.options import Parser
 from tests.structured.schemas import HOSTILE, SCHEMAS
 from worker.demo_model import ensure_demo_model
 
@@ -125,7 +126,11 @@ LIBRARIES: dict[str, Callable[[Any], LlGuidance | XGrammar]] = {"llguidance": Ll
 
 
 def main() -> None:
-    name = sys.argv[1]
+    parser = Parser("benchmarks.grammar_libraries", __doc__)
+    parser.add_argument("name", choices=tuple(LIBRARIES))
+    name = parser.parse_args().name
+    if importlib.util.find_spec(name) is None:
+        parser.error(f"{name} is not installed")
     tokenizer = AutoTokenizer.from_pretrained(str(ensure_demo_model()))
     began_s = time.perf_counter()
     library = LIBRARIES[name](tokenizer)

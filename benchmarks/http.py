@@ -14,13 +14,15 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.__main__ import with_table
+from benchmarks.documents import document_with, with_table
 from benchmarks.http_rows import GOALS, SEED, Row, all_rows
 from benchmarks.http_table import BEGIN, END, Measured, goal_lines, table
-from benchmarks.peers.drivers import PeerError
+from benchmarks.options import MOST_PORT, Parser, count, existing_folder, number_from, port
+from benchmarks.peers.drivers import PeerError, Setting
 from benchmarks.servers.__main__ import add_setting_options, interrupt_on_sigterm, setting_of
 from benchmarks.servers.commands import SERVERS, USUAL
 from benchmarks.servers.process import RunningServer, ServerError
+from deployments.bench.chats import LONG_EVERY_S
 from deployments.bench.comparison import compare
 from deployments.bench.http_target import HttpTarget, agree_on_prompts
 from deployments.bench.prompts import FALLBACK_VOCAB_SIZE, PromptMaker
@@ -121,9 +123,8 @@ async def _measure_row(
     return Measured(row, [], dict(failures))
 
 
-def run(args: argparse.Namespace, report: Callable[[list[Measured]], None]) -> None:
+def run(args: argparse.Namespace, setting: Setting, report: Callable[[list[Measured]], None]) -> None:
     """`report` is called before the servers are ended, which takes its time."""
-    setting = setting_of(args)
     failures: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         logs = Path(args.logs or stack.enter_context(tempfile.TemporaryDirectory()))
@@ -146,20 +147,20 @@ def run(args: argparse.Namespace, report: Callable[[list[Measured]], None]) -> N
         report(measured)
 
 
-def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(
-        prog="python -m benchmarks.http", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> Parser:
+    options = Parser("benchmarks.http", __doc__)
     add_setting_options(options)
     add = options.add_argument
     add("--servers", nargs="+", choices=tuple(SERVERS), default=list(USUAL))
     add("--rows", nargs="+", choices=tuple(all_rows(1.0)), default=list(all_rows(1.0)))
-    add("--rounds", type=int, default=2)
-    add("--duration-s", type=float, default=20.0, metavar="S", help="of a run of the chats (default: %(default)g)")
-    add("--first-port", type=int, default=FIRST_PORT, help="of as many as there are servers (default: %(default)s)")
-    add("--logs", type=Path, metavar="FOLDER", help="keep what the servers print there")
+    add("--rounds", type=count, default=2)
+    add("--duration-s", type=number_from(2 * LONG_EVERY_S), default=20.0, metavar="S",
+        help="of a run of the chats (default: %(default)g)")  # fmt: skip
+    add("--first-port", type=port, default=FIRST_PORT, help="of as many as there are servers (default: %(default)s)")
+    add("--logs", type=existing_folder, metavar="FOLDER", help="keep what the servers print there")
     add("--json", action="store_true", help="a line of JSON for each row and server, no table")
-    add("--write", type=Path, metavar="FILE", help="also put the table into this document, between its marks")
+    add("--write", type=document_with(BEGIN, END), metavar="FILE", help="also put the table into this "
+        "document, between its marks")  # fmt: skip
     return options
 
 
@@ -183,10 +184,16 @@ def show(args: argparse.Namespace, measured: list[Measured]) -> bool:
 
 
 def main() -> int:
-    args = parser().parse_args()
+    options = parser()
+    args = options.parse_args()
+    last_port = args.first_port + len(args.servers) - 1
+    if last_port > MOST_PORT:
+        options.error(f"--first-port: so many servers would need ports up to {last_port}")
     interrupt_on_sigterm()
+    with options.refusing():
+        setting = setting_of(args)
     kept: list[bool] = []
-    run(args, lambda measured: kept.append(show(args, measured)))
+    run(args, setting, lambda measured: kept.append(show(args, measured)))
     return 0 if all(kept) else 1
 
 

@@ -5,7 +5,6 @@ tokens of a running answer from then until the long prompt has its first token, 
 many of the eight got a token in the steps that computed the prompt. Exits with 1 if `chunked_prefill` left one out.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from benchmarks.options import Parser, count
 from worker.config import EngineConfig
 from worker.engine import Engine
 from worker.types import EngineRequest, SamplingParams
@@ -148,16 +148,17 @@ def as_dict(results: dict[str, Result], num_prompt_tokens: int) -> dict[str, Any
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("benchmarks.long_prompt_gap", __doc__)
     parser.add_argument("--model", default="demo", help="demo, a folder, or a Hub id (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help=f"a prompt of {QUICK_LONG_PROMPT_TOKENS} tokens instead")
-    parser.add_argument("--num-threads", type=int, help="CPU threads of the model")
+    parser.add_argument("--num-threads", type=count, help="CPU threads of the model")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     num_prompt_tokens = QUICK_LONG_PROMPT_TOKENS if args.quick else LONG_PROMPT_TOKENS
     results = {}
     for policy in POLICIES:
-        engine = Engine(engine_config(args.model, policy, num_prompt_tokens, args.num_threads))
+        with parser.refusing():
+            engine = Engine(engine_config(args.model, policy, num_prompt_tokens, args.num_threads))
         print(f"running with {policy}", file=sys.stderr, flush=True)
         results[policy] = measure(engine, num_prompt_tokens)
     print(json.dumps(as_dict(results, num_prompt_tokens)) if args.json else report(results, num_prompt_tokens))

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.driving import drive
+from benchmarks.options import BadValueError
 from scheduler.recording_reader import Recording, RecordingError
 from scheduler.replay import Replayer
 from scheduler.step_fit import FitError, StepTimes
@@ -78,12 +79,12 @@ def read_machine(path: Path) -> Machine:
 
 
 def machine_of(recording: Path | None, model: str, num_threads: int | None) -> Machine:
-    """From this recording, or from a run that is recorded now."""
+    """From this recording, or from a run that is recorded now. Raises BadValueError for a recording of no use."""
     if recording is not None:
         try:
             return read_machine(recording)
         except (RecordingError, FitError) as error:
-            raise SystemExit(f"--recording: {error}") from error
+            raise BadValueError(f"--recording: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "machine.rec"
         record_run(path, model, num_threads)

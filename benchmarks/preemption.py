@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.driving import Lengths, drive
+from benchmarks.options import Parser, count, number_from
 from scheduler.config import PreemptionMode
 from worker.config import EngineConfig, blocks_for
 from worker.engine import Engine
@@ -20,6 +21,7 @@ CONCURRENCY = 32
 NUM_REQUESTS = 40
 INPUT_TOKENS = (64, 448)
 OUTPUT_TOKENS = (64, 320)
+MAX_MODEL_LEN = INPUT_TOKENS[1] + OUTPUT_TOKENS[1]
 BLOCK_SIZE = 16
 OVERSUBSCRIPTION = 2.0
 MODES = tuple(mode.value for mode in PreemptionMode)
@@ -43,7 +45,7 @@ def engine_config(args: argparse.Namespace, mode: str) -> EngineConfig:
         model=args.model,
         num_threads=args.num_threads,
         block_size=BLOCK_SIZE,
-        max_model_len=INPUT_TOKENS[1] + OUTPUT_TOKENS[1],
+        max_model_len=MAX_MODEL_LEN,
         max_num_seqs=CONCURRENCY,
         num_device_blocks=num_blocks,
         # The host holds whatever is pushed out: the modes are compared, not the size of the host pool.
@@ -54,19 +56,18 @@ def engine_config(args: argparse.Namespace, mode: str) -> EngineConfig:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.preemption",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("benchmarks.preemption", __doc__)
     add = parser.add_argument
     add("--model", default="demo")
-    add("--num-threads", type=int)
-    add("--rounds", type=int, default=3)
-    add("--oversubscription", type=float, default=OVERSUBSCRIPTION, help="(default: %(default)s)")
+    add("--num-threads", type=count)
+    add("--rounds", type=count, default=3)
+    add("--oversubscription", type=number_from(1.0), default=OVERSUBSCRIPTION, help="(default: %(default)s)")
     add("--no-prefix-caching", action="store_true", help="what recompute throws away is never found again")
     args = parser.parse_args()
-    engines = {mode: Engine(engine_config(args, mode)) for mode in MODES}
+    if num_pool_blocks(args.oversubscription) < (least := 1 + blocks_for(MAX_MODEL_LEN, BLOCK_SIZE)):
+        parser.error(f"--oversubscription: leaves less than the {least} blocks that the longest request needs")
+    with parser.refusing():
+        engines = {mode: Engine(engine_config(args, mode)) for mode in MODES}
     rates: dict[str, list[float]] = {mode: [] for mode in MODES}
     for number in range(args.rounds):
         for mode in reversed(MODES) if number % 2 else MODES:

@@ -5,7 +5,6 @@ timed where it is called, and the argmax of the greedy sampler once more on the 
 of the step is Python: scheduling, block tables, the flat batch, events, records.
 """
 
-import argparse
 import json
 import statistics
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.options import Parser, count, whole_number
 from worker.config import EngineConfig
 from worker.engine import Engine
 from worker.sampled_rows import NO_TOKEN
@@ -21,6 +21,7 @@ from worker.types import EngineRequest, SamplingParams
 
 NUMS_RUNNING = (32, 256)
 NUM_PROMPT_TOKENS = 16
+MAX_NUM_BATCHED_TOKENS = 2048
 NUM_MEASURED_STEPS = 60
 
 
@@ -66,7 +67,7 @@ def python_s(engine: Engine, num_running: int) -> list[float]:
     last = timed_forward(engine)
     params = SamplingParams(max_tokens=NUM_MEASURED_STEPS + num_running // 8 + 8, temperature=0.0, ignore_eos=True)
     for number in range(num_running):
-        prompt = [1000 + (7 * number + place) % 10_000 for place in range(NUM_PROMPT_TOKENS)]
+        prompt = [(1000 + (7 * number + place) % 10_000) % engine.vocab_size for place in range(NUM_PROMPT_TOKENS)]
         engine.add_request(EngineRequest(str(number), prompt, params), time.monotonic())
     rests_s: list[float] = []
     while engine.has_unfinished():
@@ -80,27 +81,24 @@ def python_s(engine: Engine, num_running: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.python_per_step",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("benchmarks.python_per_step", __doc__)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--num-threads", type=int)
-    parser.add_argument("--running", type=int, nargs="+", default=NUMS_RUNNING)
+    parser.add_argument("--num-threads", type=count)
+    parser.add_argument("--running", type=whole_number(1, MAX_NUM_BATCHED_TOKENS), nargs="+", default=NUMS_RUNNING)
     parser.add_argument("--json", action="store_true", help="one JSON object a line, as without it")
     args = parser.parse_args()
     for num_running in args.running:
-        engine = Engine(
-            EngineConfig(
-                model=args.model,
-                num_threads=args.num_threads,
-                max_num_batched_tokens=2048,
-                max_num_seqs=num_running,
-                max_model_len=512,
-            )
+        config = EngineConfig(
+            model=args.model,
+            num_threads=args.num_threads,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            max_num_seqs=num_running,
+            max_model_len=512,
         )
-        rests_s = python_s(engine, num_running)
+        with parser.refusing():
+            rests_s = python_s(Engine(config), num_running)
+        if not rests_s:
+            parser.error(f"--running: {num_running} answers never decoded together here")
         line = {
             "running": num_running,
             "python_ms": round(statistics.median(rests_s) * 1e3, 3),

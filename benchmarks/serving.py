@@ -7,7 +7,6 @@ on one thread. Rounds alternate between both.
 The goals stand in `GOALS`; exit status 1 tells that one was missed.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import Parser
 from benchmarks.serving_cost import ProcessTimes
 from benchmarks.serving_departures import Departures
 from benchmarks.serving_runs import MODEL_NAME, Answer, LoopSide, ServedSide, Workload
@@ -30,6 +30,7 @@ from tests.paced_engine import LOG_VARIABLE
 from tests.server_process import free_port
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
+from worker.weights import resolve_model
 
 PACED_ENGINE = "tests.paced_engine:build"
 #: TTFT added at 1 stream, lag at 32, share of the loop's throughput
@@ -174,12 +175,15 @@ def rounded(value: Any) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
+    parser = Parser("benchmarks.serving", __doc__)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each row")
     parser.add_argument("--model", default="demo", help=f"of the row {MODEL_ROW}")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--throughput-mode", action="store_true", help="HAProxy in place of Serve's own proxy")
     args = parser.parse_args()
+    if MODEL_ROW in args.rows:  # its turn comes last
+        with parser.refusing():
+            resolve_model(args.model)
     if args.throughput_mode:
         os.environ.update(THROUGHPUT_MODE)  # before Ray starts its processes
     with tempfile.TemporaryDirectory() as log:

@@ -6,7 +6,6 @@ streams as it holds, then 40 requests a second. Prints one line of JSON: how far
 Exit status 1: a goal was missed.
 """
 
-import argparse
 import asyncio
 import json
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.options import Parser, positive
 from tests.chaos.client import Stream, ask, session
 from tests.chaos.paced import body, paced_args, paced_environment
 from tests.chaos.run import percentile
@@ -125,8 +125,8 @@ def _itl_p99_s(streams: list[Stream]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving_overload", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser = Parser("benchmarks.serving_overload", __doc__)
+    parser.add_argument("--seconds", type=positive, default=60.0, help="of the overload (default: %(default)g)")
     args = parser.parse_args()
     folder = save_tiny_tokenizer(save_tiny_model(Path(tempfile.mkdtemp()) / "tiny", "llama"))
     with chaos_server(server_args(folder), paced_environment(step_ms=1e3 * STEP_S)) as server:

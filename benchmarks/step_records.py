@@ -6,7 +6,6 @@ the same calls; the step is the engine's own, at as many running answers. While 
 a slot and in each step one ends and one comes in, which is more than any running server sees.
 """
 
-import argparse
 import json
 import statistics
 import time
@@ -15,6 +14,7 @@ from random import Random
 
 from benchmarks.bench_scheduler import run, scheduler_with
 from benchmarks.driving import drive
+from benchmarks.options import BadValueError, Parser, count, whole_number
 from scheduler import QueuePolicy
 from scheduler.lives import Lives
 from scheduler.records import ChunkRecord, StepRecord, StepRecordRing, WaitReason
@@ -27,6 +27,7 @@ RING_CAPACITY = 4096
 #: what a record holds beside its lists
 NUMBERS = tuple(field.name for field in fields(StepRecord) if field.default_factory is MISSING)
 NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 16, 40
+MAX_NUM_BATCHED_TOKENS = 2048
 
 
 def make_again(record: StepRecord) -> StepRecord:
@@ -103,35 +104,35 @@ def _with_chunks(record: StepRecord, chunks: list[ChunkRecord], number: int) -> 
 
 
 def decode_step_s(model: str, num_threads: int | None, num_running: int) -> float:
-    """The median step in which all of them decode."""
+    """The median step in which all of them decode. Raises BadValueError if there is none."""
     engine = Engine(
         EngineConfig(
             model=model,
             num_threads=num_threads,
-            max_num_batched_tokens=2048,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             max_num_seqs=num_running,
             max_model_len=NUM_PROMPT_TOKENS + NUM_OUTPUT_TOKENS,
         )
     )
     drive(engine, [(NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS)] * num_running, num_running, Random(0))
-    return statistics.median(
+    steps_s = [
         record.duration_s or 0.0
         for record in engine.records_since(-1)
         if record.num_decodes == num_running and not record.prefill_chunks
-    )
+    ]
+    if not steps_s:
+        raise BadValueError(f"--running: {num_running} answers never decoded together here")
+    return statistics.median(steps_s)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.step_records",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("benchmarks.step_records", __doc__)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--num-threads", type=int)
-    parser.add_argument("--running", type=int, default=NUM_RUNNING)
+    parser.add_argument("--num-threads", type=count)
+    parser.add_argument("--running", type=whole_number(1, MAX_NUM_BATCHED_TOKENS), default=NUM_RUNNING)
     args = parser.parse_args()
-    step_s = decode_step_s(args.model, args.num_threads, args.running)
+    with parser.refusing():
+        step_s = decode_step_s(args.model, args.num_threads, args.running)
     making_s, folding_s = record_s(args.running), lives_s(args.running)
     line = {
         "running": args.running,

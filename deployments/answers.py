@@ -19,8 +19,8 @@ from worker.types import EngineRequest, PromptTokenLogprobs, TokenEvent
 
 logger = logging.getLogger(__name__)
 
-#: telling a worker that an answer ended must not hold up the answer
-_TELL_WORKER_TIMEOUT_S = 5.0
+#: telling a worker that an answer ended must not hold up the answer: one that hangs drops it when its stream is closed
+_TELL_WORKER_TIMEOUT_S = 1.0
 
 
 @dataclass(slots=True)

@@ -121,7 +121,7 @@ def _scaling(args: AppArgs) -> dict[str, Any]:
         return {"num_replicas": fewest}
     autoscaling = AutoscalingConfig(
         min_replicas=fewest,
-        initial_replicas=min(max(args.num_workers, fewest), most),
+        initial_replicas=args.num_first_workers,
         max_replicas=most,
         upscale_delay_s=args.scale_up_delay_s,
         downscale_delay_s=args.scale_down_delay_s,

@@ -7,9 +7,10 @@ checked by `worker.config`. All reads of environment variables in this package a
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from deployments.keys import KeyRing, KeysError
 from deployments.request_log import OFF
@@ -36,6 +37,8 @@ RAY_ENVIRONMENT = {
 PREFIX_CACHE_SECRET_VARIABLE = "STALLFREE_PREFIX_CACHE_SECRET"
 #: the text of a key file, in place of one
 API_KEYS_VARIABLE = "STALLFREE_API_KEYS"
+#: of options, where a number may stand
+_NUMERIC_KINDS = {int, float, dict[str, float]}
 #: most answers end by themselves in this time
 DEFAULT_DRAIN_GRACE_S = 10.0
 
@@ -48,7 +51,7 @@ class AppArgs(BaseModel):
     model: str = Field(default="demo", min_length=1)
     served_model_name: str | None = Field(default=None, min_length=1)
     num_workers: int = Field(default=1, ge=1)
-    #: with different bounds an autoscaler chooses between them; absent ones are `num_workers`
+    #: with different bounds an autoscaler chooses between them, from `num_workers` on; absent ones are `num_workers`
     min_workers: int | None = Field(default=None, ge=1)
     max_workers: int | None = Field(default=None, ge=1)
     #: more workers are wanted where the waiting prompts would take the present ones longer than this
@@ -137,6 +140,17 @@ class AppArgs(BaseModel):
     quantization: str | None = None
     enable_lora: bool = False
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML's `true` and `yes` are no numbers, which pydantic would make of them."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        kinds = {annotation, *get_args(annotation)}
+        values = value.values() if isinstance(value, dict) else (value,)
+        if bool not in kinds and kinds & _NUMERIC_KINDS and any(isinstance(one, bool) for one in values):
+            raise PydanticCustomError("number_type", "must be a number, not true or false")
+        return value
+
     @field_validator("otlp_endpoint")
     @classmethod
     def _has_exporter(cls, endpoint: str | None) -> str | None:
@@ -207,13 +221,24 @@ class AppArgs(BaseModel):
 
     @property
     def worker_bounds(self) -> tuple[int, int]:
-        """The fewest and the most workers. Raises `ConfigError` where there is nothing between them."""
+        """The fewest and the most workers. Raises `ConfigError` where there is nothing between them, or not the number
+        to begin with."""
         fewest = self.num_workers if self.min_workers is None else self.min_workers
         most = self.num_workers if self.max_workers is None else self.max_workers
         if most < fewest:
             option = "min_workers" if self.max_workers is None else "max_workers"
             raise ConfigError(option, f"between {fewest} and {most} workers there is no number to choose")
+        if "num_workers" in self.model_fields_set and not fewest <= self.num_workers <= most:
+            raise ConfigError(
+                "num_workers", f"{self.num_workers} is not between min_workers {fewest} and max_workers {most}"
+            )
         return fewest, most
+
+    @property
+    def num_first_workers(self) -> int:
+        """How many there are before anything is known of the work. Raises `ConfigError` as `worker_bounds` does."""
+        fewest, most = self.worker_bounds
+        return min(max(self.num_workers, fewest), most)
 
     def to_engine_config(self) -> EngineConfig:
         """Checked as far as it can be without a model. Raises `ConfigError`, which names the option."""

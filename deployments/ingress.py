@@ -80,7 +80,6 @@ class Ingress:
 
     async def __init__(self, worker: DeploymentHandle[Any], settings: IngressSettings) -> None:  # type: ignore[misc]
         write_to_serves_log()
-        self._describe = worker.options(method_name="describe", _by_reference=False)
         context = serve.get_replica_context()
         self._metrics = IngressMetrics(settings.model_name, settings.tenants)
         self._metrics.build(**ingress_build())
@@ -95,7 +94,7 @@ class Ingress:
             ),
             asyncio.to_thread(_load_tokenizer, settings),
         )
-        facts: ModelFacts = await self._describe.remote()
+        facts: ModelFacts = await worker.options(method_name="describe", _by_reference=False).remote()
         attempts = ServeWorkerClient(
             worker, settings.timeouts, ROUTER_STATE, self._metrics.routed, _prefix_keys(settings, facts)
         )
@@ -123,7 +122,7 @@ class Ingress:
                 keep_alive_s=settings.keep_alive_s,
             ),
             self._metrics,
-            is_ready=ReadyProbe(ROUTER_STATE.running_ids, self._ask_worker).is_ready,
+            is_ready=ReadyProbe(ROUTER_STATE.running_ids, attempts.check_ready).is_ready,
             metrics_text=self._metrics_text,
             dashboard=ActorDashboard(self._actor),
             is_any_worker=ROUTER_STATE.has_running,
@@ -151,14 +150,6 @@ class Ingress:
         """Of a request that has ended; one that no worker took has none."""
         if any(worker["worker"] is not None for worker in explanation["workers"]):
             self._metrics.request_phases((part["name"], part["ms"] / 1e3) for part in explanation["parts"])
-
-    async def _ask_worker(self, replica_id: str) -> None:
-        """Returns if the worker is well; raises otherwise, or takes long."""
-        response = self._describe.remote(target_replica=replica_id)
-        try:
-            await response
-        finally:
-            response.cancel()  # type: ignore[no-untyped-call]
 
     async def _metrics_text(self) -> str:
         """All metrics of the application; those of this replica as they are now. Raises ApiError."""

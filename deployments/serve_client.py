@@ -80,6 +80,7 @@ class ServeWorkerClient:
         self._finish = handle.options(method_name="finish", **_TRANSPORT)
         self._abort = handle.options(method_name="abort", **_TRANSPORT)
         self._life = handle.options(method_name="life", **_TRANSPORT)
+        self._describe = handle.options(method_name="describe", **_TRANSPORT)
         self._timeouts = timeouts
         self._state = state
         self._on_routed = on_routed
@@ -116,10 +117,20 @@ class ServeWorkerClient:
         """What the worker says that the attempt's time was spent on; None where it is gone or does not know."""
         try:
             life: LifeReport | None = await _call(self._life, request_id, target_replica=replica_id)
-        except RayError as error:
-            logger.warning("worker %s could not be asked about a request: %s", replica_id, error)
+        except BaseException as error:
+            if not _is_unreachable(error):
+                raise
+            logger.warning("worker %s could not be asked about a request: %r", replica_id, error)
             return None
         return life
+
+    async def check_ready(self, replica_id: str) -> None:
+        """Returns if that worker would serve a request now. Raises otherwise; one that hangs is waited for."""
+        response = _call(self._describe, target_replica=replica_id)
+        try:
+            await response
+        finally:
+            response.cancel()
 
     async def _tell(self, handle: DeploymentHandle[Any], request_id: str, *args: int) -> None:
         replica_id = self._replica_of.get(request_id)
@@ -127,9 +138,11 @@ class ServeWorkerClient:
             return
         try:
             await _call(handle, request_id, *args, target_replica=replica_id)
-        except RayError as error:
+        except BaseException as error:
+            if not _is_unreachable(error):
+                raise
             # The stream of this request reports the worker's failure; what it was to be told is over either way.
-            logger.warning("worker %s could not be told of an end: %s", replica_id, error)
+            logger.warning("worker %s could not be told of an end: %r", replica_id, error)
 
     async def _until_accepted(self, request: EngineRequest) -> tuple[Response, list[Frame]]:
         """The stream and its first frames. A worker that fails, or is silent, before it took the request in has
@@ -228,9 +241,14 @@ def _call(handle: DeploymentHandle[Any], *args: Any, **kwargs: Any) -> Any:
     """Call a worker outside of the context of the HTTP request.
 
     In it Serve gives every call the id of that request, and of several calls under way at once (prompts of one
-    request, choices that end together) it loses all but the last. What ends with the request is ended here anyway.
+    request, choices that end together, one question to each worker) it routes but one: where that one goes to a worker
+    that hangs, the others wait with it. What ends with the request is ended here anyway.
     """
     return Context().run(handle.remote, *args, **kwargs)
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    return isinstance(error, RayError) or is_worker_lost(error)
 
 
 def _cancel(response: Response) -> None:

@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 #: how often a worker whose streams have all ended is asked whether it still holds anything
 _IDLE_POLL_S = 0.05
+#: later than it should be by so much, this process was frozen ...
+_FROZEN_S = 1.0
+#: ... and its callers have given up: what they cancelled meanwhile is dropped within this time
+_SETTLE_S = 0.5
 
 
 class WorkerReporter:
@@ -147,7 +151,16 @@ class WorkerReporter:
         return metrics.snapshot()
 
     async def _next_report(self) -> None:
-        """Returns after a period, or as soon as the worker has turned idle: its gauges must not freeze."""
+        """Returns after a period, or as soon as the worker has turned idle: its gauges must not freeze. One that was
+        frozen itself first drops what nobody waits for any more: if it ends now, its last report stays for a while."""
+        due_s = time.monotonic() + PUSH_PERIOD_S
+        await self._period_or_idle()
+        frozen_s = time.monotonic() - due_s
+        if frozen_s > _FROZEN_S:
+            logger.warning("this worker was frozen for about %.1f s", frozen_s)
+            await asyncio.sleep(_SETTLE_S)
+
+    async def _period_or_idle(self) -> None:
         try:
             async with asyncio.timeout(PUSH_PERIOD_S):
                 await self._service.streams_ended.wait()

@@ -14,7 +14,8 @@ from aiohttp import web
 class FakeServer:
     """`unknown_fields` are refused with a 400, as strict servers do. `break_after` closes a stream after so many
     tokens, `error_after` puts an error event there, `stop_after` ends the answer as an end token would. A server that
-    does not say `[DONE]` ends its streams with the finish reason."""
+    does not say `[DONE]` ends its streams with the finish reason. `silent_at` takes requests to this path and never
+    answers; `usage` is what it says instead of what it counted; text is `tokens_per_word` tokens a word."""
 
     gap_s: float = 0.002
     unknown_fields: frozenset[str] = frozenset()
@@ -27,11 +28,20 @@ class FakeServer:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_cancelled: int = 0
     status: int = 200
+    silent_at: str | None = None
+    usage: Any = None
+    tokens_per_word: int = 1
 
     async def list_models(self, request: web.Request) -> web.Response:
+        await self._answer(request)
         return web.json_response({"data": [{"id": name} for name in self.models]})
 
+    async def _answer(self, request: web.Request) -> None:
+        if request.path == self.silent_at:
+            await asyncio.Event().wait()
+
     async def complete(self, request: web.Request) -> web.StreamResponse:
+        await self._answer(request)
         body = await request.json()
         self.bodies.append(body)
         unknown = self.unknown_fields & set(body)
@@ -65,8 +75,10 @@ class FakeServer:
         finish_reason = "length" if num_tokens == body["max_tokens"] else "stop"
         await send({"choices": [{"index": 0, "text": "", "finish_reason": finish_reason}]})
         if "stream_options" in body:
-            prompt = body["prompt"].split() if isinstance(body["prompt"], str) else body["prompt"]
-            await send({"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": num_tokens}})
+            prompt = body["prompt"]
+            num_in = self.tokens_per_word * len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+            counted = {"prompt_tokens": num_in, "completion_tokens": num_tokens}
+            await send({"choices": [], "usage": self.usage or counted})
         if self.says_done:
             await send("[DONE]")
 

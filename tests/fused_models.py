@@ -106,7 +106,7 @@ class Stepper:
 def logits_in_one_go(model: torch.nn.Module, prompt: list[int], places: list[int]) -> list[torch.Tensor]:
     """Transformers' logits of the tokens at `places`, float32."""
     with torch.inference_mode():
-        logits = model(torch.tensor([prompt])).logits[0].float()
+        logits = model(torch.tensor([prompt]), use_cache=False).logits[0].float()
     return [logits[place] for place in places]
 
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import pytest
 
+from deployments import answers
 from deployments.worker_client import RequestRejectedError, WorkerFailedError, WorkerUnavailableError
 from tests.api_client import MODEL, Api, answering, stream_events
 
@@ -234,4 +236,23 @@ def test_a_worker_that_cannot_be_told_does_not_spoil_the_answer(caplog: pytest.L
     events = stream_events(api.complete(stream=True, stop="two"))
     assert events[-1] == "[DONE]"
     assert "gone" in caplog.text
+    assert api.worker.num_open == 0
+
+
+@pytest.mark.parametrize("ends_by", [{"stop": "two"}, {"timeout": 0.1}])
+def test_a_worker_that_hangs_when_it_is_told_holds_up_the_end_of_an_answer_but_shortly(
+    monkeypatch: pytest.MonkeyPatch, ends_by: dict[str, Any]
+) -> None:
+    assert answers._TELL_WORKER_TIMEOUT_S <= 1.0
+    monkeypatch.setattr(answers, "_TELL_WORKER_TIMEOUT_S", 0.1)
+    api = answering("one two three", delay_s=30.0 if "timeout" in ends_by else 0.0)
+
+    async def hangs(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    api.worker.finish = api.worker.abort = hangs  # type: ignore[assignment,method-assign]
+    began_s = time.monotonic()
+    answer = api.complete(**ends_by)
+    assert time.monotonic() - began_s < 1.0
+    assert answer.status_code == (504 if "timeout" in ends_by else 200)
     assert api.worker.num_open == 0

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import re
 import socket
 import subprocess
 import sys
@@ -75,6 +76,11 @@ def test_text_values_of_serve_run_are_taken_as_numbers():
         ({"min_workers": 3, "max_workers": 2}, "max_workers", "between 3 and 2"),
         ({"num_workers": 3, "max_workers": 2}, "max_workers", "between 3 and 2"),
         ({"min_workers": 2}, "min_workers", "between 2 and 1"),
+        ({"min_workers": 3, "num_workers": 2}, "min_workers", "between 3 and 2"),
+        ({"num_workers": 5, "min_workers": 1, "max_workers": 2}, "num_workers", "5 is not between .* 1 and .* 2"),
+        ({"num_workers": 1, "min_workers": 2, "max_workers": 4}, "num_workers", "1 is not between .* 2 and .* 4"),
+        ({"num_workers": "9", "min_workers": 2, "max_workers": 4}, "num_workers", "9 is not between .* 2 and .* 4"),
+        ({"tenant_weights": {"a": True}}, "tenant_weights", "not true or false"),
         ({"target_queue_s": 0}, "target_queue_s", "greater than"),
         ({"kv_cache_memory": "lots"}, "kv_cache_memory", "lots"),
         ({"cuda_graph_memory": "lots"}, "cuda_graph_memory", "lots"),
@@ -87,6 +93,24 @@ def test_a_wrong_option_is_refused_by_its_name(values: dict[str, object], option
     with pytest.raises(ConfigError, match=words) as caught:
         app_args_from(dict(values))
     assert caught.value.option == option
+
+
+@pytest.mark.parametrize("word", ["true", "no"])
+def test_a_truth_value_in_a_file_is_no_number_for_any_option(tmp_path: Path, word: str):
+    path = tmp_path / "options.yaml"
+    numeric = [name for name, field in AppArgs.model_fields.items() if re.search("int|float", str(field.annotation))]
+    assert {"num_workers", "target_itl_ms", "kv_cache_memory", "max_queued_tokens", "keep_alive_s"} < set(numeric)
+    for name in sorted({*numeric} - {"tenant_weights"}):
+        path.write_text(f"{name}: {word}\n")
+        with pytest.raises(ConfigError, match=r"must be a number, not true or false, got (True|False)") as caught:
+            app_args_from(read_options(path))
+        assert caught.value.option == name
+
+
+def test_options_that_are_truth_values_stay_so():
+    assert app_args_from({"trust_remote_code": True, "enable_prefix_caching": False}) == AppArgs(
+        trust_remote_code=True, enable_prefix_caching=False
+    )
 
 
 def test_tenant_weights_may_be_text_or_a_mapping():
@@ -169,7 +193,7 @@ def test_equal_bounds_are_a_number_of_workers_and_no_autoscaler():
         ({"max_workers": 4}, (1, 1, 4)),
         ({"num_workers": 2, "min_workers": 1, "max_workers": 4}, (1, 2, 4)),
         ({"min_workers": 2, "max_workers": 4}, (2, 2, 4)),
-        ({"num_workers": 9, "min_workers": 2, "max_workers": 4}, (2, 4, 4)),
+        ({"num_workers": 4, "min_workers": 2, "max_workers": 4}, (2, 4, 4)),
     ],
 )
 def test_different_bounds_are_an_autoscaler_with_our_policy(values: dict[str, int], bounds: tuple[int, int, int]):
@@ -288,6 +312,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path):
         (["--keep-alive-s", "-1"], "--keep-alive-s"),
         (["--max-queued-tokens", "some"], "--max-queued-tokens: must be a whole number"),
         (["--max-workers", "2", "--min-workers", "3"], "--max-workers"),
+        (["--num-workers", "5", "--min-workers", "1", "--max-workers", "2"], "--num-workers: 5 is not between"),
     ],
 )
 def test_serve_refuses_by_the_options_name_before_ray_starts(

@@ -10,6 +10,7 @@ from benchmarks.capacity import Choice, budgets_of, choose_budget, ratio
 from benchmarks.driving import BusyClock, drive, level_missed
 from benchmarks.governor import simulated
 from benchmarks.machine import Machine, NoisySteps, machine_of, read_machine, record_run
+from benchmarks.options import BadValueError
 from benchmarks.preemption import auto_over_better, lengths_of, num_pool_blocks
 from benchmarks.step_records import make_again, record_s
 from deployments.bench.prompts import PromptMaker
@@ -128,5 +129,5 @@ def test_a_recording_that_is_decided_otherwise_now_is_refused_by_name(tiny: Path
     record_run(path, str(tiny), 1, parts=((1, 1),))
     first_digest = next(event.digest for event in Recording(path).events() if isinstance(event, Planned))
     path.write_text(path.read_text().replace(first_digest, "0" * len(first_digest), 1))
-    with pytest.raises(SystemExit, match=r"--recording: .*machine\.rec: this version decides step 1 otherwise"):
+    with pytest.raises(BadValueError, match=r"--recording: .*machine\.rec: this version decides step 1 otherwise"):
         machine_of(path, str(tiny), 1)

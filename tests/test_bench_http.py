@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -13,6 +14,8 @@ from deployments.bench.driver import Run, drive
 from deployments.bench.http_target import Dialect, HttpTarget, agree_on_prompts
 from deployments.bench.prompts import PromptMaker
 from deployments.bench.requests import PlannedRequest
+from deployments.bench.slo import Slo
+from deployments.bench.summary import summarize
 from deployments.bench.target import TargetError
 from tests.fake_completions_server import FakeServer, serving
 
@@ -188,6 +191,46 @@ def test_a_stream_that_breaks_is_a_failed_request_with_its_reason(changes: dict[
         with pytest.raises(TargetError, match=message):
             raise TargetError(answer.error)
         assert not answer.is_complete
+
+
+@pytest.mark.parametrize(
+    ("usage", "named"),
+    [
+        ({"prompt_tokens": 12, "completion_tokens": -7}, "completion_tokens -7"),
+        ({"prompt_tokens": 12, "completion_tokens": 0}, "completion_tokens 0"),
+        ({"prompt_tokens": 12, "completion_tokens": 10**9}, "completion_tokens 1000000000"),
+        ({"prompt_tokens": 12, "completion_tokens": True}, "completion_tokens True"),
+        ({"prompt_tokens": 12, "completion_tokens": "5"}, "completion_tokens '5'"),
+        ({"prompt_tokens": -1, "completion_tokens": 5}, "prompt_tokens -1"),
+        ({"prompt_tokens": 10**9, "completion_tokens": 5}, "prompt_tokens 1000000000"),
+        ({"completion_tokens": 5}, "prompt_tokens None"),
+        (["none"], "prompt_tokens None"),
+    ],
+)
+def test_usage_that_cannot_be_true_is_a_failed_request_by_name(usage: Any, named: str) -> None:
+    run = probe_then(FakeServer(), usage=usage)
+    assert [answer.error for answer in run.answers] == [f"usage cannot be true: {named}"] * len(PLAN)
+    assert summarize(run, Slo()).output_tokens_per_s == 0.0
+
+
+def test_an_answer_longer_than_asked_for_is_believed_where_its_text_is_as_long() -> None:
+    class Longer(FakeServer):
+        async def _stream(self, response: web.StreamResponse, body: dict[str, Any]) -> None:
+            await super()._stream(response, body | {"max_tokens": body["max_tokens"] + 2})
+
+    assert {answer.num_output_tokens for answer in driven(Longer()).answers} == {7}
+
+
+@pytest.mark.parametrize("choices", [{"text": "x"}, ["x"], 3])
+def test_choices_of_a_wrong_form_are_a_failed_request(choices: Any) -> None:
+    class Odd(FakeServer):
+        async def _stream(self, response: web.StreamResponse, body: dict[str, Any]) -> None:
+            if len(self.bodies) > 1:
+                await response.write(f"data: {json.dumps({'choices': choices})}\n\n".encode())
+            await super()._stream(response, body)
+
+    errors = {answer.error for answer in driven(Odd()).answers}
+    assert errors == {"the choices of an event are no list of objects"}
 
 
 def test_a_timeout_closes_the_stream_at_the_server() -> None:

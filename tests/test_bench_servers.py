@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.__main__ import with_table
+from benchmarks.documents import with_table
 from benchmarks.http import main, session_of
 from benchmarks.http_rows import GOALS, Row, all_rows
 from benchmarks.http_table import BEGIN, END, Measured, goal_lines, table

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import (
+    BEGIN,
+    END,
     Part,
     engine_rows,
     gap_rows,
@@ -13,8 +15,8 @@ from benchmarks.__main__ import (
     record_rows,
     scheduler_rows,
     table,
-    with_table,
 )
+from benchmarks.documents import with_table
 
 
 def test_a_decode_row_shows_its_step_and_how_far_that_is_from_memory() -> None:
@@ -63,9 +65,9 @@ def test_only_json_lines_of_a_benchmark_are_read(tmp_path: Path, monkeypatch: py
 
 def test_the_readme_has_a_place_for_the_table_and_only_that_changes() -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text()
-    changed = with_table(readme, "| new |")
+    changed = with_table(readme, "| new |", BEGIN, END)
     assert "| new |" in changed
-    assert with_table(changed, "| newer |") == changed.replace("| new |", "| newer |")
+    assert with_table(changed, "| newer |", BEGIN, END) == changed.replace("| new |", "| newer |")
     assert changed.partition("<!--")[0] == readme.partition("<!--")[0]
     with pytest.raises(ValueError, match="make bench"):
-        with_table("no marks", "| new |")
+        with_table("no marks", "| new |", BEGIN, END)

@@ -94,6 +94,19 @@ def test_a_negative_limit_is_refused_and_zero_switches_it_off(option: str) -> No
     assert caught.value.option == option
 
 
+@pytest.mark.parametrize("option", ["target_itl_ms", "gpu_memory_utilization", "priority_aging_s"])
+@pytest.mark.parametrize("value", ["1", True, None])
+def test_a_number_that_is_none_is_refused(option: str, value: object) -> None:
+    with pytest.raises(ConfigError, match="number") as caught:
+        check_engine_config(EngineConfig(**{option: value}))
+    assert caught.value.option == option
+
+
+def test_a_tenants_weight_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^tenant_weights: .*'a' must be a number above 0, got True"):
+        check_engine_config(EngineConfig(tenant_weights={"a": True}))
+
+
 @pytest.mark.parametrize("value", ["16", 1.5, True])
 def test_a_size_that_is_no_whole_number_is_refused(value: object) -> None:
     with pytest.raises(ConfigError) as caught:

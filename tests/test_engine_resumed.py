@@ -6,7 +6,7 @@ import pytest
 
 from tests.group_runs import Run
 from tests.oracle.prompts import tiny_prompts
-from tests.tiny_models import save_tiny_model
+from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 from worker.config import EngineConfig
 from worker.engine import Engine
 from worker.request_checks import RequestError
@@ -131,4 +131,12 @@ def test_answers_that_have_outgrown_the_pool_end_with_length_elsewhere_too(confi
 def test_what_cannot_go_on_is_refused(engine: Engine, outputs: list[list[int]], ended: tuple[int, ...]) -> None:
     with pytest.raises(RequestError):
         engine.add_request(EngineRequest("r", PROMPT, PARAMS, outputs, ended_samples=ended), 0.0)
+    assert not engine.has_unfinished()
+
+
+@pytest.mark.parametrize("strange", [-1, VOCAB_SIZE, 2**40])
+def test_ids_that_are_no_tokens_are_refused_in_prompts_and_outputs(engine: Engine, strange: int) -> None:
+    for prompt, outputs in (([*PROMPT, strange], []), (PROMPT, [[1, strange], [1], [1]])):
+        with pytest.raises(RequestError, match=f"token id {strange} is not in the vocabulary of {VOCAB_SIZE}"):
+            engine.add_request(EngineRequest("r", prompt, PARAMS, outputs), 0.0)
     assert not engine.has_unfinished()

@@ -39,6 +39,7 @@ def test_the_queue_holds_so_many_full_steps_where_no_option_says() -> None:
         ({"block_size": 16}, "block_size", "no such option"),
         ({"max_num_seqs": "8"}, "max_num_seqs", "integer.*'8'"),
         ({"max_num_seqs": True}, "max_num_seqs", "integer"),
+        ({"target_itl_ms": True}, "target_itl_ms", "number"),
         ({"max_queued_tokens": -1}, "max_queued_tokens", "-1"),
         ({"target_itl_ms": "fast"}, "target_itl_ms", "number"),
         (["max_num_seqs"], "user_config", "by name"),

@@ -10,7 +10,9 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,6 +27,7 @@ from deployments.cli.local_ray import APP_NAME, OBJECT_STORE_BYTES, RunningApp, 
 from deployments.config import AppArgs, prepare_ray_environment
 from deployments.failover import FailoverClient
 from deployments.frames import Accepted, Frame, Tokens
+from deployments.readiness import ANSWER_TIMEOUT_S, KEEP_S
 from deployments.router_state import ROUTER_STATE
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
 from deployments.worker_client import RequestRejectedError, WorkerClient, WorkerFailedError, WorkerLostError
@@ -293,6 +296,34 @@ async def until_token(stream: AsyncIterator[list[Frame]]) -> list[Frame]:
     return frames
 
 
+def pids_by_replica(cluster: Cluster) -> dict[str, int]:
+    async def scenario() -> dict[str, int]:
+        found: dict[str, int] = {}
+        for number in count():
+            if len(found) == cluster.args.num_workers:
+                break
+            frames = await frames_of(cluster.client(), request(f"who-{number}", [PID], 1))
+            assert isinstance(frames[0], Accepted)
+            found[frames[0].replica_id] = tokens_of(frames)[0]
+        return found
+
+    return asyncio.run(scenario())
+
+
+def test_one_worker_that_hangs_leaves_the_server_ready_whichever_it_is(cluster: Cluster):
+    wait_until(lambda: num_running_workers() == 2, 20.0)
+    for _, pid in sorted(pids_by_replica(cluster).items()):
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(1.1 * KEEP_S)  # an older answer is not repeated
+            began_s = time.monotonic()
+            assert httpx.get(f"{cluster.url}/ready", timeout=10).status_code == 200
+            assert time.monotonic() - began_s < ANSWER_TIMEOUT_S / 2
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert num_running_workers() == 2
+
+
 def test_a_stream_whose_worker_is_killed_goes_on_elsewhere_without_a_trace(cluster: Cluster):
     reasons: list[str] = []
     client = cluster.failover_client(TIMEOUTS, reasons)
@@ -385,6 +416,44 @@ def test_a_stream_of_a_frozen_worker_goes_on_elsewhere_and_its_old_work_ends(clu
     assert num_running_workers() == 2
     # What the frozen worker still held of the request is dropped when it comes back.
     wait_until(lambda: sum(gauges(cluster, "stallfree_num_requests_running").values()) == 0, 5.0)
+
+
+@pytest.mark.slow
+def test_connections_cut_while_a_worker_comes_back_and_another_is_replaced_leave_nothing_running(cluster: Cluster):
+    wait_until(lambda: num_running_workers() == 2, 20.0)
+    frozen, killed = pids_by_replica(cluster).values()
+
+    async def cut(http: httpx.AsyncClient, after_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(after_s):
+                async with http.stream("POST", "/v1/completions", json=body([7], 4000)) as response:
+                    async for _ in response.aiter_text():
+                        pass
+
+    async def cut_many(http: httpx.AsyncClient) -> None:
+        await asyncio.gather(*(cut(http, i % 40 / 1000 if i % 4 else 0.3 + i / 100) for i in range(100)))
+
+    async def scenario() -> None:
+        async with httpx.AsyncClient(
+            base_url=cluster.url, timeout=60, limits=httpx.Limits(max_connections=None)
+        ) as http:
+            os.kill(frozen, signal.SIGSTOP)
+            try:
+                await cut_many(http)
+            finally:
+                os.kill(frozen, signal.SIGCONT)
+            await cut_many(http)
+            os.kill(killed, signal.SIGKILL)
+            await cut_many(http)
+            while num_running_workers() == 2:  # until Serve has seen it
+                await cut_many(http)
+            while num_running_workers() < 2:
+                await cut_many(http)
+            await cut_many(http)
+
+    asyncio.run(scenario())
+    for name in ("stallfree_num_requests_running", "stallfree_kv_blocks_used"):
+        wait_until(lambda: sum(gauges(cluster, name).values()) == 0, 5.0)  # noqa: B023
 
 
 @pytest.mark.slow

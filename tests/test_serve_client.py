@@ -21,6 +21,7 @@ from deployments.worker_client import (
 )
 from deployments.worker_errors import is_worker_lost
 from deployments.worker_service import WorkerDeadError
+from scheduler.life_report import LifeReport
 from tests.fake_worker import LOAD
 from worker.types import EngineRequest, SamplingParams, TokenEvent
 
@@ -65,14 +66,16 @@ class Handle:
     responses: list[Response] = field(default_factory=list)
     told: list[tuple[Any, ...]] = field(default_factory=list)
     method: str = ""
+    #: what every call but `generate` raises
+    failure: BaseException | None = None
 
     def options(self, method_name: str, **_: Any) -> "Handle":
-        return Handle(self.state, self.scripts, self.asked, self.responses, self.told, method_name)
+        return Handle(self.state, self.scripts, self.asked, self.responses, self.told, method_name, self.failure)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         if self.method != "generate":
             self.told.append((self.method, *args, kwargs["target_replica"]))
-            return asyncio.sleep(0)
+            return self._answer()
         request: EngineRequest = args[0]
         avoided = self.state.avoided(request.request_id)
         replica = sorted(self.scripts, key=lambda name: name in avoided)[0]
@@ -82,6 +85,10 @@ class Handle:
         self.asked.append(replica)
         self.responses.append(Response(script))
         return self.responses[-1]
+
+    async def _answer(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
 
 def accepted(replica: str) -> list[Frame]:
@@ -245,6 +252,26 @@ def test_a_stream_has_the_grace_to_end_by_itself():
 def test_a_broken_connection_is_a_lost_worker_and_a_refused_message_is_not(code: grpc.StatusCode, is_lost: bool):
     error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
     assert is_worker_lost(error) is is_lost
+
+
+def broken(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [UNAVAILABLE, broken(grpc.StatusCode.CANCELLED), broken(grpc.StatusCode.INTERNAL), asyncio.CancelledError()],
+)
+def test_what_cannot_be_told_to_a_worker_or_asked_of_it_since_it_is_lost_is_no_failure(failure: BaseException):
+    async def scenario() -> LifeReport | None:
+        state = RouterState()
+        client = ServeWorkerClient(Handle(state, {}, failure=failure), TIMEOUTS, state)  # type: ignore[arg-type]
+        client._replica_of["r"] = "a"
+        await client.finish("r", 0, 1)
+        await client.abort("r")
+        return await client.life("r", "a")
+
+    assert asyncio.run(scenario()) is None
 
 
 def test_our_own_cancellation_is_not_the_workers():

@@ -1,15 +1,20 @@
 """What a worker tells the metrics actor: under which rank, when, and when not."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from deployments import worker_reporter
 from deployments.live_options import LiveOptions
 from deployments.worker_queue import QueueLimits
 from deployments.worker_reporter import WorkerReporter
 from deployments.worker_service import WorkerService
 from tests.fake_engine import FACTS, FakeLoop
+from worker.types import EngineRequest, SamplingParams
 
 
 class FakeActor:
@@ -100,5 +105,33 @@ def test_a_worker_that_would_not_serve_does_not_report() -> None:
         num_calls = len(actor.calls)
         await asyncio.sleep(1.2)
         assert len(actor.calls) == num_calls
+
+    run(scenario)
+
+
+def test_a_worker_that_was_frozen_reports_when_it_has_dropped_what_was_cancelled_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_reporter, "PUSH_PERIOD_S", 0.05)
+    monkeypatch.setattr(worker_reporter, "_FROZEN_S", 0.2)
+    monkeypatch.setattr(worker_reporter, "_SETTLE_S", 0.2)
+
+    def running(snapshot: dict[str, Any]) -> float:
+        value: float = snapshot["gauges"]["stallfree_num_requests_running"][""]
+        return value
+
+    async def scenario(reporter: WorkerReporter, actor: FakeActor, service: WorkerService) -> None:
+        async def read() -> None:
+            async for _ in service.generate(EngineRequest("r", [7], SamplingParams(max_tokens=100_000))):
+                pass
+
+        reading = asyncio.create_task(read())
+        await eventually(lambda: len(actor.snapshots) > 0 and running(actor.snapshots[-1]) == 1)
+        num_before = len(actor.snapshots)
+        time.sleep(0.4)  # nothing runs on the event loop
+        await asyncio.sleep(0.05)  # until the news that the caller has left is here
+        reading.cancel()
+        await eventually(lambda: len(actor.snapshots) > num_before)
+        assert running(actor.snapshots[num_before]) == 0
 
     run(scenario)

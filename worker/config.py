@@ -149,6 +149,9 @@ def check_engine_config(config: EngineConfig) -> None:
         if size < 0 or (size == 0 and option in _POSITIVE):
             lowest = "at least 1" if option in _POSITIVE else "0 (off) or more"
             raise ConfigError(option, f"must be {lowest}, got {size}")
+    for option in ("gpu_memory_utilization", "priority_aging_s", "target_itl_ms"):
+        if not _is_number(getattr(config, option)):
+            raise ConfigError(option, f"must be a number, got {getattr(config, option)!r}")
     if config.max_model_len is not None and config.max_model_len < _SHORTEST_MODEL_LEN:
         raise ConfigError("max_model_len", f"must be at least {_SHORTEST_MODEL_LEN}, got {config.max_model_len}")
     if not 0.0 < config.gpu_memory_utilization <= 1.0:
@@ -168,8 +171,8 @@ def check_engine_config(config: EngineConfig) -> None:
     if not 0.0 < config.priority_aging_s < float("inf"):
         raise ConfigError("priority_aging_s", f"must be above 0 and finite, got {config.priority_aging_s}")
     for tenant, weight in config.tenant_weights.items():
-        if not 0.0 < weight < float("inf"):
-            raise ConfigError("tenant_weights", f"the weight of {tenant!r} must be above 0, got {weight}")
+        if not _is_number(weight) or not 0.0 < weight < float("inf"):
+            raise ConfigError("tenant_weights", f"the weight of {tenant!r} must be a number above 0, got {weight}")
     for option, default in _NOT_YET.items():
         if getattr(config, option) != default:
             raise ConfigError(option, f"is not available yet (got {getattr(config, option)!r})")
@@ -268,6 +271,10 @@ def _device_blocks(config: EngineConfig, block_bytes: int, cache_memory_bytes: i
     if config.num_device_blocks is not None:
         return config.num_device_blocks
     return (config.kv_cache_memory or cache_memory_bytes) // block_bytes
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:

@@ -95,7 +95,7 @@ class Engine:
         that is not compiled: see `grammars.prepare`."""
         if request.request_id in self._open:
             raise RequestError(f"request {request.request_id} is already here")
-        params, outputs = request.params, checked_outputs(request)
+        params, outputs = request.params, checked_outputs(request, self.vocab_size)
         scores: PromptScores | None = None
         if params.prompt_logprobs is not None and not any(outputs):  # with output, they have been told
             scores = PromptScores(request.prompt_token_ids, params.prompt_logprobs)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from kv_cache.tensor_pool import TensorPool
 from worker.attention import BackendType
@@ -25,8 +25,9 @@ from worker.config import (
 )
 from worker.decode_graphs import CudaGraphRecorder
 from worker.model import shape_from_config
+from worker.model_config import load_model_config
 from worker.model_runner import ModelRunner, RunnableModel
-from worker.model_support import check_model_supported, check_remote_code
+from worker.model_support import check_model_supported
 from worker.pool_memory import (
     cache_bytes,
     check_pool_memory,
@@ -42,6 +43,8 @@ from worker.weights import check_safetensors, read_json_object, resolve_model
 _UNBOUNDED_BYTES = 2**60
 #: More threads than this only wait for each other; very many take down the process.
 MAX_THREADS_PER_CPU = 4
+#: Floating point numbers of one byte are for weights that somebody scales.
+_FEWEST_DTYPE_BYTES = 2
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "do_sample")
 
 
@@ -181,13 +184,6 @@ def make_runner(
     )
 
 
-def load_model_config(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
-    """The configuration of a checkpoint, whose own code is touched only if the operator trusts it."""
-    config_json = read_json_object(folder / "config.json")
-    check_remote_code(config_json, frozenset(CONFIG_MAPPING), trust_remote_code=trust_remote_code)
-    return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-
-
 def _choose_device(device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "cuda was asked for, and PyTorch finds no CUDA device")
@@ -198,7 +194,10 @@ def _choose_device(device: str) -> str:
 
 def _choose_dtype(name: str, hf_config: PretrainedConfig) -> torch.dtype:
     if name == "auto":
-        return getattr(hf_config, "dtype", None) or torch.float32
+        dtype = getattr(hf_config, "dtype", None) or torch.float32
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < _FEWEST_DTYPE_BYTES:
+            raise ConfigError("dtype", f"the checkpoint's, {dtype}, is not one to compute in: choose another")
+        return dtype
     return getattr(torch, name)
 
 

@@ -11,10 +11,13 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from worker.attention.backend import AttentionBackend, AttentionBatch, AttentionFeatures, AttentionNotSupported
+from worker.model_config import one_line
 from worker.model_support import UnsupportedModelError, architecture_name
 from worker.weights import WeightsError
 
 ATTENTION_NAME = "stallfree_paged"
+#: what says nothing of the model
+_MEMORY_ERRORS = (MemoryError, torch.OutOfMemoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +94,30 @@ def load_causal_model(
     """Load a folder's safetensors (never a pickle) and check that its layers are what the engine can run."""
     # No mask function is registered under this name: Transformers then builds none, and the backend masks.
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
-    model, loading = AutoModelForCausalLM.from_pretrained(
-        folder,
-        config=config,
-        dtype=dtype,
-        attn_implementation=ATTENTION_NAME,
-        use_safetensors=True,
-        weights_only=True,
-        local_files_only=True,
-        trust_remote_code=trust_remote_code,
-        output_loading_info=True,
-    )
+    try:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            weights_only=True,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            # They are refused below, by name.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except _MEMORY_ERRORS:
+        raise
+    except Exception as error:  # each family's code raises what it likes
+        reason = f"Transformers cannot build it ({one_line(error)})"
+        raise UnsupportedModelError(architecture_name(config), reason) from error
     # Transformers fills what a checkpoint lacks with random numbers and only warns.
-    broken = sorted(map(str, [*loading["missing_keys"], *loading["mismatched_keys"]]))
+    mismatched = [
+        f"{name} is {list(stored)} instead of {list(built)}" for name, stored, built in loading["mismatched_keys"]
+    ]
+    broken = sorted([*loading["missing_keys"], *mismatched])
     if broken:
         raise WeightsError(
             f"{folder} lacks {len(broken)} tensors of this model or has them in another shape: {broken[0]}"
@@ -184,9 +198,20 @@ class CausalModel:
                 raise UnsupportedModelError(name, f"layer {layer} does not state its sliding window")
         if layer_types is None and getattr(config, "sliding_window", None) and not any(probe.windows):
             raise UnsupportedModelError(name, "its layers do not state their sliding window")
-        if logits.shape[0] != 1 or self._trunk is self._model or not torch.equal(self.logits_of(zeros[:1] + 2), logits):
+            if window is not None and window < 1:
+                raise UnsupportedModelError(name, f"the sliding window of layer {layer} is {window}")
+        # Weights may hold NaN, which equals nothing: each request is told so.
+        if (
+            logits.shape[0] != 1
+            or self._trunk is self._model
+            or not _are_same(self.logits_of(zeros[:1] + 2), logits)
+        ):
             raise UnsupportedModelError(name, "it cannot compute the logits of chosen rows")
         return announced, logits.shape[1]
+
+
+def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 @dataclass(slots=True, eq=False)

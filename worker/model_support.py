@@ -54,12 +54,16 @@ def check_remote_code(config_json: dict, known_model_types: frozenset[str], *, t
 
 def check_model_supported(config: PretrainedConfig, features: AttentionFeatures) -> None:
     """Raise `UnsupportedModelError` for the first thing about this model that the engine or backend lacks."""
+    check_model_kind(config)
+    reason = _attention_reason(config, features)
+    if reason is not None:
+        raise UnsupportedModelError(architecture_name(config), reason)
+
+
+def check_model_kind(config: PretrainedConfig) -> None:
+    """Raise `UnsupportedModelError` for what no attention backend would change."""
     reason = (
-        _kind_reason(config)
-        or _layer_reason(config)
-        or _position_reason(config)
-        or _attention_reason(config, features)
-        or _interface_reason(config)
+        _kind_reason(config) or _layer_reason(config) or _position_reason(config) or _interface_reason(config)
     )
     if reason is not None:
         raise UnsupportedModelError(architecture_name(config), reason)
@@ -94,6 +98,8 @@ def _kind_reason(config: PretrainedConfig) -> str | None:
 
 
 def _layer_reason(config: PretrainedConfig) -> str | None:
+    if getattr(config, "is_heterogeneous", False):
+        return "its layers differ in their configuration (per_layer_config)"
     layer_types = getattr(config, "layer_types", None) or ()
     unknown = sorted(set(layer_types) - _CACHEABLE_LAYER_TYPES)
     if unknown:

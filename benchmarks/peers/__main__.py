@@ -4,18 +4,20 @@ Prints one JSON line for each engine and row: the median of `tokens_per_s` over 
 of our rate over theirs, paired within a round. A peer that fails is reported on standard error and left out.
 """
 
-import argparse
 import contextlib
 import json
 import os
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import Parser, count, existing_file, existing_folder, name_and_value
 from benchmarks.peers.drivers import OURS, PEERS, Driver, PeerError, Setting
 from benchmarks.peers.rows import ROWS
+from worker.config import EngineConfig
 
 
 def run(setting: Setting, engines: Sequence[str], rows: Sequence[str], num_rounds: int) -> Iterator[dict[str, Any]]:
@@ -71,28 +73,34 @@ def table(results: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> Parser:
+    options = Parser("benchmarks.peers", __doc__)
     add = options.add_argument
-    add("--environments", type=Path, required=True, help="the folder that benchmarks/peers/setup.sh filled")
-    add("--model", type=Path, help="a folder with safetensors (default: the demo model)")
-    add("--gguf", type=Path, help="the same model for llama.cpp (default: the demo model, Q4_1)")
+    add("--environments", type=existing_folder, required=True, help="the folder that benchmarks/peers/setup.sh filled")
+    add("--model", type=existing_folder, help="a folder with safetensors (default: the demo model)")
+    add("--gguf", type=existing_file, help="the same model for llama.cpp (default: the demo model, Q4_1)")
     add("--engines", nargs="+", choices=(OURS, *PEERS), default=[OURS, *PEERS])
     add("--rows", nargs="+", choices=tuple(ROWS), default=list(ROWS))
-    add("--rounds", type=int, default=3)
-    add("--num-threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine (default: all cores)")
-    add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of our engine; repeat it")
+    add("--rounds", type=count, default=3)
+    add("--num-threads", type=count, default=len(os.sched_getaffinity(0)), help="of every engine (default: all cores)")
+    add("--option", action="append", type=name_and_value, default=[], metavar="NAME=VALUE", help="an option of our "
+        "engine; repeat it")  # fmt: skip
     add("--json", action="store_true", help="print the JSON lines alone, no table")
     return options
 
 
 def main() -> int:
-    args = parser().parse_args()
+    options = parser()
+    args = options.parse_args()
+    known = {field.name for field in fields(EngineConfig)}
+    if unknown := [option for option in args.option if option.partition("=")[0] not in known]:
+        options.error(f"--option: the engine has none of this name: {unknown[0]}")
     model: Path | None = args.model
     if model is None:
         from worker.demo_model import ensure_demo_model
 
-        model = ensure_demo_model()
+        with options.refusing():
+            model = ensure_demo_model()
     setting = Setting(model, args.environments.resolve(), args.gguf, args.num_threads, tuple(args.option))
     results = []
     for item in run(setting, args.engines, args.rows, args.rounds):

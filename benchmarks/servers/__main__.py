@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from benchmarks.options import Parser, count, existing_folder, name_and_value, port, positive
 from benchmarks.peers.drivers import PeerError, Setting
 from benchmarks.servers.commands import SERVERS
 from benchmarks.servers.process import RunningServer, ServerError
@@ -22,15 +23,16 @@ DEFAULT_PORT = 8100
 DEFAULT_FOR_S = 3600.0
 
 
-def add_setting_options(parser: argparse.ArgumentParser) -> None:
+def add_setting_options(parser: Parser) -> None:
     """What every start of a server needs to know."""
     add = parser.add_argument
-    add("--environments", type=Path, required=True, help="the folder that benchmarks/peers/setup.sh filled")
-    add("--model", type=Path, help="a folder with safetensors (default: the demo model)")
+    add("--environments", type=existing_folder, required=True, help="the folder that benchmarks/peers/setup.sh filled")
+    add("--model", type=existing_folder, help="a folder with safetensors (default: the demo model)")
     add("--gguf", type=Path, help="the same model for llama.cpp (default: the demo model, Q4_1)")
-    add("--num-threads", type=int, default=len(os.sched_getaffinity(0)), help="of every other server (default: all "
+    add("--num-threads", type=count, default=len(os.sched_getaffinity(0)), help="of every other server (default: all "
         "cores)")  # fmt: skip
-    add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of our servers; repeat it")
+    add("--option", action="append", type=name_and_value, default=[], metavar="NAME=VALUE", help="an option of our "
+        "servers; repeat it")  # fmt: skip
 
 
 def setting_of(args: argparse.Namespace) -> Setting:
@@ -43,19 +45,17 @@ def setting_of(args: argparse.Namespace) -> Setting:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.servers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("benchmarks.servers", __doc__)
     parser.add_argument("name", choices=tuple(SERVERS))
     add_setting_options(parser)
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="(default: %(default)s)")
-    parser.add_argument("--for-s", type=float, default=DEFAULT_FOR_S, metavar="S", help="(default: %(default)g)")
+    parser.add_argument("--port", type=port, default=DEFAULT_PORT, help="(default: %(default)s)")
+    parser.add_argument("--for-s", type=positive, default=DEFAULT_FOR_S, metavar="S", help="(default: %(default)g)")
     args = parser.parse_args()
     interrupt_on_sigterm()
+    with parser.refusing():
+        setting = setting_of(args)
     try:
-        command = SERVERS[args.name](setting_of(args), args.port)
+        command = SERVERS[args.name](setting, args.port)
         print(shlex.join(command.command), file=sys.stderr, flush=True)
         log = Path(tempfile.gettempdir()) / f"{command.name}-{args.port}.log"
         with contextlib.suppress(KeyboardInterrupt), RunningServer(command, args.port, log) as server:

@@ -6,6 +6,7 @@ out before the run.
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,9 +16,11 @@ import aiohttp
 from deployments.bench.prompts import PromptMaker
 from deployments.bench.requests import Answer, PlannedRequest
 from deployments.bench.target import TargetError
+from deployments.bench.usage import read_usage
 
 _PROBE_TOKENS = 8
 _CONNECT_TIMEOUT_S = 10.0
+#: of what is asked before the run, however long the requests of a run may take
 _PROBE_TIMEOUT_S = 120.0
 _SHOWN_ERROR_CHARS = 160
 #: statuses by which servers refuse a field or the form of a prompt, one of them with 500
@@ -53,8 +56,10 @@ class HttpTarget:
         api_key: str | None,
         name: str | None = None,
         more_fields: Mapping[str, Any] | None = None,
+        timeout_s: float = math.inf,
     ) -> None:
-        """`more_fields` go into every request, for what only this server has. `name`: its URL, unless given."""
+        """`more_fields` go into every request, for what only this server has. `name`: its URL, unless given.
+        `timeout_s`: of the list of models and of each probe, at most two minutes."""
         base = url.rstrip("/")
         self.name = base if name is None else name
         self.url = base if base.endswith("/v1") else f"{base}/v1"
@@ -62,6 +67,7 @@ class HttpTarget:
         self._model = model
         self.dialect = Dialect(token_ids=not text)
         self._more_fields = dict(more_fields or {})
+        self._probe_timeout_s = min(timeout_s, _PROBE_TIMEOUT_S)
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._session: aiohttp.ClientSession | None = None
 
@@ -87,12 +93,15 @@ class HttpTarget:
     async def ask(self, answer: Answer, run: int) -> None:
         request = answer.request
         loop = asyncio.get_running_loop()
-        usage: dict[str, Any] | None = None
+        usage: Any = None
+        num_characters = 0
         end = _End()
         async for chunk in self._chunks(self._body(request, run, self.dialect), end):
             now = loop.time()
-            if any(_has_token(choice) for choice in chunk.get("choices") or ()):
+            size = sum(_size(choice) for choice in chunk.get("choices") or ())
+            if size:
                 answer.delivery_times_s.append(now)
+                num_characters += size
             usage = chunk.get("usage") or usage
         end.check(self.dialect)
         if usage is None:
@@ -102,8 +111,15 @@ class HttpTarget:
                 request.num_output_tokens if end.finish_reason == "length" else len(answer.delivery_times_s)
             )
         else:
-            answer.num_input_tokens = int(usage["prompt_tokens"])
-            answer.num_output_tokens = int(usage["completion_tokens"])
+            counted = read_usage(
+                usage,
+                num_input_asked=request.num_input_tokens,
+                num_output_asked=request.num_output_tokens,
+                num_characters=num_characters,
+                num_deliveries=len(answer.delivery_times_s),
+            )
+            answer.num_input_tokens = counted.num_input_tokens
+            answer.num_output_tokens = counted.num_output_tokens
 
     def _body(self, request: PlannedRequest, run: int, dialect: Dialect) -> dict[str, Any]:
         prompt = self._prompts.token_ids(request, run) if dialect.token_ids else self._prompts.text(request, run)
@@ -131,11 +147,11 @@ class HttpTarget:
         for place, dialect in enumerate(candidates):
             end = _End()
             try:
-                async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                async with asyncio.timeout(self._probe_timeout_s):
                     async for _ in self._chunks(self._body(probe, -1, dialect), end):
                         pass
             except TimeoutError as error:
-                raise TargetError(f"no answer within {_PROBE_TIMEOUT_S:g} s") from error
+                raise TargetError(f"no answer to a small request within {self._probe_timeout_s:g} s") from error
             except _RefusedError:
                 if place == len(candidates) - 1:
                     raise
@@ -147,12 +163,17 @@ class HttpTarget:
     async def _first_model(self) -> str:
         assert self._session is not None
         try:
-            async with self._session.get(f"{self.url}/models") as response:
+            async with (
+                asyncio.timeout(self._probe_timeout_s) as limit,
+                self._session.get(f"{self.url}/models") as response,
+            ):
                 if response.status != 200:
                     raise TargetError(f"{response.url} answers with {response.status}; name the model")
                 listed = await response.json(content_type=None)
             return str(listed["data"][0]["id"])
         except (aiohttp.ClientError, TimeoutError) as error:
+            if limit.expired():
+                raise TargetError(f"no answer to {self.url}/models within {self._probe_timeout_s:g} s") from error
             raise TargetError(_described(error)) from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise TargetError(f"{self.url}/models lists no model; name it") from error
@@ -176,6 +197,9 @@ class HttpTarget:
                     chunk = json.loads(data)
                     if not isinstance(chunk, dict):
                         raise TargetError("an event is no JSON object")
+                    choices = chunk.get("choices") or []
+                    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+                        raise TargetError("the choices of an event are no list of objects")
                     if chunk.get("error"):
                         raise TargetError(f"error event: {json.dumps(chunk['error'])[:_SHOWN_ERROR_CHARS]}")
                     end.finish_reason = _finish_reason(chunk) or end.finish_reason
@@ -209,9 +233,10 @@ def agree_on_prompts(targets: Sequence[HttpTarget]) -> list[str]:
     return refusing
 
 
-def _has_token(choice: dict[str, Any]) -> bool:
-    """Chunks that only end an answer or state a role carry no token."""
-    return bool(choice.get("text")) or bool(choice.get("token_ids"))
+def _size(choice: dict[str, Any]) -> int:
+    """Characters, or token ids if those are more. 0: chunks that only end an answer or state a role carry no token."""
+    parts = (choice.get("text"), choice.get("token_ids"))
+    return max(len(part) if isinstance(part, str | list) else 0 for part in parts)
 
 
 def _finish_reason(chunk: dict[str, Any]) -> str | None:

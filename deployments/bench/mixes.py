@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from random import Random
 
 _PART = re.compile(r"(?P<name>[\w.-]+):(?P<share>[0-9.]+)@(?P<input>[0-9-]+)/(?P<output>[0-9-]+)")
+#: of a prompt or an answer: no model's context is as long
+MOST_TOKENS = 2**24
 _LENGTHS = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
@@ -31,7 +33,7 @@ class MixPart:
 
 
 def parse_lengths(text: str) -> LengthRange:
-    """`128` or `64-256`. Raises ValueError for anything else, and for no tokens at all."""
+    """`128` or `64-256`. Raises ValueError for anything else, for no tokens at all and for absurdly many."""
     match = _LENGTHS.fullmatch(text)
     if match is None:
         raise ValueError(f"must be a number of tokens or a range such as 64-256, got {text!r}")
@@ -39,6 +41,8 @@ def parse_lengths(text: str) -> LengthRange:
     high = int(match[2]) if match[2] else low
     if not 1 <= low <= high:
         raise ValueError(f"must be at least 1 token and rise from low to high, got {text!r}")
+    if high > MOST_TOKENS:
+        raise ValueError(f"must be at most {MOST_TOKENS:,} tokens, got {text!r}")
     return LengthRange(low, high)
 
 

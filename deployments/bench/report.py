@@ -12,6 +12,8 @@ from deployments.bench.summary import Latencies, Summary
 
 #: a client whose requests leave this much late in one case of a hundred says so beside its numbers
 LATE_CLIENT_S = 0.01
+#: a tokenizer may begin each prompt with a token of its own; the rest is rounding
+MOST_BEGIN_TOKENS = 1.01
 
 
 def slo_text(slo: Slo) -> str:
@@ -33,6 +35,7 @@ def detail(summary: Summary, slo: Slo) -> str:
         f"  throughput {summary.output_tokens_per_s:.1f} output tokens/s, {summary.input_tokens_per_s:.1f} input "
         f"tokens/s, {summary.requests_per_s:.3g} requests/s",
     ]
+    lines += [f"  {line}" for line in _prompt_lines([summary])]
     lines += [f"  error x {count}: {message}" for message, count in summary.errors.items()]
     if summary.abandoned is not None:
         lines.append(f"  ended early: {summary.abandoned}")
@@ -56,7 +59,7 @@ def detail(summary: Summary, slo: Slo) -> str:
 
 
 def sweep_table(summaries: Sequence[Summary]) -> str:
-    """One row for each run; times in ms."""
+    """One row for each run, times in ms; below them why requests failed, and prompts of another length than asked."""
     rows = [
         ["target", "req/s", "done", "failed", "tokens/s", "goodput", "TTFT p50", "p99", "ITL p50", "p99", "max",
          "E2E p50", "p99", "stalls", "late p99", ""]
@@ -83,7 +86,12 @@ def sweep_table(summaries: Sequence[Summary]) -> str:
                 "" if summary.abandoned is None else f"ended early: {summary.abandoned}",
             ]
         )
-    return _table(rows)
+    failures = [
+        f"{summary.target}, {_rate(summary.offered_rate)}: error x {count}: {message}"
+        for summary in summaries
+        for message, count in summary.errors.items()
+    ]
+    return "\n".join([_table(rows), "(times in ms)", *failures, *_prompt_lines(summaries)])
 
 
 def capacity_text(target: str, capacity: Capacity, slo: Slo) -> str:
@@ -109,6 +117,18 @@ def comparison_table(compared: Sequence[Compared]) -> str:
         rows.append([name.removesuffix("_s") + " ms" if is_time else name, *cells])
     rows.append(["failed", *(str(column.num_failed) for column in compared)])
     return _table(rows)
+
+
+def _prompt_lines(summaries: Sequence[Summary]) -> list[str]:
+    """A line for each target that counts other prompts than were asked for; a token that begins them may be more."""
+    lines = {}
+    for summary in summaries:
+        counted, asked = summary.prompt_tokens, summary.prompt_tokens_asked
+        if counted is not None and asked is not None and abs(counted - asked) > MOST_BEGIN_TOKENS:
+            lines[summary.target] = (
+                f"prompts of {summary.target}: {counted:.1f} tokens on average as it counts them, {asked:.1f} asked for"
+            )
+    return list(lines.values())
 
 
 def _chats_lines(chats: ChatsSummary) -> list[str]:

@@ -7,6 +7,7 @@ from deployments.bench.capacity import Capacity
 from deployments.bench.comparison import Compared
 from deployments.bench.session import Measured
 from deployments.bench.slo import Slo
+from deployments.bench.summary import Summary
 
 
 @dataclass(slots=True)
@@ -20,6 +21,14 @@ class Results:
     measured: list[Measured] = field(default_factory=list)
     capacities: dict[str, Capacity] = field(default_factory=dict)
     compared: list[Compared] = field(default_factory=list)
+    #: what must be said beside the figures
+    notes: list[str] = field(default_factory=list)
+
+    def unanswered(self) -> list[Summary]:
+        """For each target of which no run got an answer, its last one."""
+        last = {measured.summary.target: measured.summary for measured in self.measured}
+        answered = {measured.summary.target for measured in self.measured if not measured.summary.is_unanswered}
+        return [summary for target, summary in last.items() if target not in answered]
 
     def shown_runs(self) -> list[Measured]:
         """The run of each target to look at closely: the newest at the highest rate that went to its end."""
@@ -40,6 +49,7 @@ class Results:
         limits = {"ttft_ms": self.slo.ttft_s, "itl_ms": self.slo.itl_s, "solo_itl_ms": self.solo_gap_s}
         return {
             "workload": self.workload,
+            "notes": self.notes,
             "seed": self.seed,
             "slo": {name: None if value is None else value * 1e3 for name, value in limits.items()},
             "runs": [_without_infinity(measured.summary.to_dict()) for measured in self.measured],

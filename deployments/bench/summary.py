@@ -58,6 +58,13 @@ class Summary:
     abandoned: str | None
     errors: dict[str, int] = field(default_factory=dict)
     chats: ChatsSummary | None = None
+    #: of a complete request on average, as planned
+    prompt_tokens_asked: float | None = None
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Requests failed, and none was answered, not even as far as the end of a run that was cut."""
+        return self.num_failed > 0 and self.latencies.ttft.count == 0
 
     @property
     def prompt_tokens(self) -> float | None:
@@ -69,7 +76,7 @@ class Summary:
         plain = (
             "target", "offered_rate", "duration_s", "num_requests", "num_complete", "num_failed", "num_unfinished",
             "num_short", "num_longer", "errors", "abandoned", "requests_per_s", "input_tokens_per_s",
-            "output_tokens_per_s", "prompt_tokens", "num_good", "goodput_requests_per_s",
+            "output_tokens_per_s", "prompt_tokens", "prompt_tokens_asked", "num_good", "goodput_requests_per_s",
         )  # fmt: skip
         return {
             **{name: getattr(self, name) for name in plain},
@@ -120,6 +127,9 @@ def summarize(run: Run, slo: Slo) -> Summary:
         abandoned=run.abandoned,
         errors=most_common(failures, _SHOWN_ERRORS),
         chats=summarize_chats(answers, duration_s, threshold_s) if run.is_of_chats else None,
+        prompt_tokens_asked=statistics.fmean(answer.request.num_input_tokens for answer in complete)
+        if complete
+        else None,
     )
 
 

@@ -50,7 +50,7 @@ class SyntheticWorkload:
 
     def describe(self) -> str:
         return ", ".join(
-            f"{part.name} {part.share:g} x {part.num_input_tokens} in / {part.num_output_tokens} out"
+            f"{part.name} {part.share:g} x {part.num_input_tokens} in / {part.num_output_tokens} out".lstrip()
             for part in self.parts
         )
 

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import contextlib
 import functools
-import importlib.util
 import json
 import math
 import sys
@@ -21,7 +20,14 @@ from deployments.bench.session import Session, SessionSettings
 from deployments.bench.slo import Slo
 from deployments.bench.target import Target, TargetError
 from deployments.cli import bench_options
-from deployments.cli.bench_options import Load
+from deployments.cli.bench_checks import check_options
+from deployments.cli.bench_options import (
+    DEFAULT_MAX_SEARCH_S,
+    DEFAULT_NUM_ROUNDS,
+    DEFAULT_PRECISION,
+    DEFAULT_TRIAL_S,
+    Load,
+)
 from deployments.cli.bench_values import NamedUrl
 from deployments.cli.options import EXIT_FAILED, UsageError, engine_config_from, error_line
 from deployments.cli.progress import ProgressLine
@@ -33,11 +39,9 @@ add_parser = bench_options.add_parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: measured, whatever came out; 1: the target cannot be used; `UsageError`: not as given."""
-    bench_options.check_options(args)
+    """0: measured, whatever came out; 1: a target cannot be used, or answered nothing; `UsageError`: not as given."""
+    check_options(args)
     load = bench_options.load_from(args)
-    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot", "needs matplotlib: pip install 'stallfree[plot]'")
     targets = _targets(args, load)
     try:
         with ProgressLine(sys.stderr) as line:
@@ -46,7 +50,11 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(error_line(str(error)))
         return EXIT_FAILED
     _write(args, results)
-    return 0
+    unanswered = results.unanswered()
+    for summary in unanswered:
+        reason = next(iter(summary.errors))
+        sys.stderr.write(error_line(f"{summary.target}: no answer was complete: {reason}"))
+    return EXIT_FAILED if unanswered else 0
 
 
 async def _measure(args: argparse.Namespace, load: Load, targets: Sequence[Target], line: ProgressLine) -> Results:
@@ -62,7 +70,8 @@ async def _measure(args: argparse.Namespace, load: Load, targets: Sequence[Targe
         solo_gap_s = await session.solo_gap_s(targets[0]) if bench_options.needs_solo_gap(args) else None
         slo = bench_options.slo_from(args, solo_gap_s)
         session.settings = _settings(args, load, slo)
-        results = Results(load.workload.describe(), slo, args.seed, solo_gap_s)
+        notes = [] if args.in_process else _notes(targets)
+        results = Results(load.workload.describe(), slo, args.seed, solo_gap_s, notes=notes)
         if args.capacity:
             start_rate = _start_rate(load)
             for target in targets:
@@ -70,7 +79,7 @@ async def _measure(args: argparse.Namespace, load: Load, targets: Sequence[Targe
                 results.capacities[target.name] = found
                 results.measured += measured
         elif args.compare:
-            rounds = await session.compare(targets, load.rates[0], args.rounds)
+            rounds = await session.compare(targets, load.rates[0], args.rounds or DEFAULT_NUM_ROUNDS)
             results.measured += [measured for of_target in rounds for measured in of_target]
             results.compared = compare([[measured.summary for measured in of_target] for of_target in rounds])
         else:
@@ -104,9 +113,9 @@ def _settings(args: argparse.Namespace, load: Load, slo: Slo) -> SessionSettings
         num_requests=load.num_requests,
         timeout_s=args.timeout_s,
         num_warm_up=args.warm_up,
-        trial_s=args.trial_s,
-        precision=args.precision,
-        max_search_s=args.max_search_s,
+        trial_s=args.trial_s or DEFAULT_TRIAL_S,
+        precision=args.precision or DEFAULT_PRECISION,
+        max_search_s=args.max_search_s or DEFAULT_MAX_SEARCH_S,
     )
 
 
@@ -115,6 +124,8 @@ def _targets(args: argparse.Namespace, load: Load) -> list[Target]:
         from deployments.bench.engine_loading import load_engine_target
 
         def prompts_for(vocab_size: int) -> PromptMaker:
+            if args.vocab_size is not None and args.vocab_size > vocab_size:
+                raise UsageError("--vocab-size", f"the model has {vocab_size:,} token ids, got {args.vocab_size}")
             return PromptMaker(args.vocab_size or vocab_size, args.seed, load.prefix_block_tokens)
 
         return [load_engine_target(engine_config_from(args), prompts_for)]
@@ -132,6 +143,7 @@ def _targets(args: argparse.Namespace, load: Load) -> list[Target]:
             api_key=args.api_key,
             name=server.name,
             more_fields=bench_options.fields_for(args, server.name),
+            timeout_s=args.timeout_s,
         )
         for server in servers
     ]
@@ -148,6 +160,17 @@ def _agree_on_prompts(targets: Sequence[Target]) -> None:
     servers = [target for target in targets if isinstance(target, HttpTarget)]
     if refusing := agree_on_prompts(servers):
         sys.stderr.write(f"all get words, as these take no token ids: {', '.join(refusing)}\n")
+
+
+def _notes(targets: Sequence[Target]) -> list[str]:
+    from deployments.bench.http_target import HttpTarget
+
+    notes = []
+    for target in targets:
+        if isinstance(target, HttpTarget) and not target.dialect.token_ids:
+            uncounted = "" if target.dialect.usage else "; it does not say how many tokens that is"
+            notes.append(f"{target.name}: prompts are text, a common word for each token{uncounted}")
+    return notes
 
 
 def _write(args: argparse.Namespace, results: Results) -> None:
@@ -168,8 +191,9 @@ def _text(results: Results) -> str:
         blocks[0] += f"; {slo_text(results.slo)}"
     if results.solo_gap_s is not None:
         blocks[0] += f"; a lone request: {results.solo_gap_s * 1e3:.1f} ms between tokens"
+    blocks[0] = "\n".join([blocks[0], *results.notes])
     if len(summaries) > 1:
-        blocks.append(sweep_table(summaries) + "\n(times in ms)")
+        blocks.append(sweep_table(summaries))
     else:
         blocks.append(detail(summaries[0], results.slo))
     if results.compared:

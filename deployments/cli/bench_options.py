@@ -1,34 +1,36 @@
 """The options of `stallfree bench`: what they are called, and what they come to. Loads no engine and no HTTP client."""
 
 import argparse
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deployments.bench.chats import DEFAULT_DURATION_S, LONG_EVERY_S, ChatsWorkload
+from deployments.bench.chats import DEFAULT_DURATION_S, ChatsWorkload
 from deployments.bench.chats import DEFAULT_INPUT_LEN as CHAT_INPUT_LEN
 from deployments.bench.chats import DEFAULT_OUTPUT_LEN as CHAT_OUTPUT_LEN
-from deployments.bench.mixes import LengthRange, MixPart
+from deployments.bench.mixes import MOST_TOKENS, LengthRange, MixPart
 from deployments.bench.slo import Slo
 from deployments.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceError, read_trace
 from deployments.bench.workloads import SyntheticWorkload, TraceWorkload, Workload
 from deployments.cli.bench_values import (
     ItlLimit,
     count,
+    http_url,
     itl_limit,
     lengths,
     mix,
     more_fields,
     named_url,
+    num_tokens,
     positive,
+    positive_or_inf,
     rates_list,
+    share,
 )
 from deployments.cli.options import (
     OneLineParser,
     UsageError,
     add_engine_options,
-    given_engine_options,
     option_of,
     whole_number,
 )
@@ -36,13 +38,17 @@ from deployments.cli.options import (
 DEFAULT_NUM_REQUESTS = 100
 DEFAULT_INPUT_LEN = LengthRange(128, 128)
 DEFAULT_OUTPUT_LEN = LengthRange(64, 64)
+DEFAULT_NUM_ROUNDS = 3
+DEFAULT_TRIAL_S = 20.0
+DEFAULT_PRECISION = 0.05
+DEFAULT_MAX_SEARCH_S = 600.0
 SCENARIOS = ("chats",)
 
 _DESCRIPTION = """\
 Sends requests at moments that are fixed before the run (open loop) and measures every latency from the moment a
 request should have left, so that neither a slow server nor a slow client can hide a delay. Drives a server with an
 OpenAI-compatible API, several of them in turn, or an engine in this process. A table goes to standard output,
-progress to standard error."""
+progress to standard error. Exit status 1: the target cannot be used, or no request was answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[OneLineParser]") -> OneLi
 def _add_target_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to drive")
     one = group.add_mutually_exclusive_group(required=True)
-    one.add_argument("--url", metavar="URL", help="base URL of a server, such as http://127.0.0.1:8000/v1")
+    one.add_argument("--url", type=http_url, metavar="URL", help="base URL of a server, such as http://127.0.0.1:8000/v1")
     one.add_argument("--compare", nargs="+", type=named_url, metavar="[NAME=]URL", help="several servers in turn, "
                      "with the same requests")  # fmt: skip
     one.add_argument("--in-process", action="store_true", help="an engine in this process, with the engine options")
@@ -101,11 +107,11 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
         "A trace is stretched to it (default: the trace's own; else 1)")  # fmt: skip
     add("--num-requests", type=count, metavar="N", help=f"in each run (default: {DEFAULT_NUM_REQUESTS}, or all of "
         "the trace)")  # fmt: skip
-    add("--burstiness", type=positive, default=1.0, metavar="K", help="shape of the gamma distribution of arrivals: "
+    add("--burstiness", type=positive_or_inf, metavar="K", help="shape of the gamma distribution of arrivals: "
         "1 is Poisson, less is burstier, inf is even (default: 1)")  # fmt: skip
-    add("--scale-input", type=positive, default=1.0, metavar="F", help="multiply the trace's prompt lengths")
-    add("--fix-output", type=count, metavar="N", help="every answer of the trace has N tokens")
-    add("--stretch", type=positive, default=1.0, metavar="F", help="multiply the times of the trace")
+    add("--scale-input", type=positive, metavar="F", help="multiply the trace's prompt lengths")
+    add("--fix-output", type=num_tokens, metavar="N", help="every answer of the trace has N tokens")
+    add("--stretch", type=positive, metavar="F", help="multiply the times of the trace")
     add("--duration-s", type=positive, metavar="S", help="length of a run of --scenario (default: "
         f"{DEFAULT_DURATION_S:g})")  # fmt: skip
     add("--seed", type=whole_number, default=0, metavar="N", help="of arrivals, lengths and prompts (default: 0)")
@@ -118,13 +124,17 @@ def _add_measuring_options(parser: argparse.ArgumentParser) -> None:
     add("--slo-itl-ms", type=itl_limit, metavar="MS", help="limit on the 99th percentile of inter-token times; 5x: "
         "five times what a lone request sees")  # fmt: skip
     add("--capacity", action="store_true", help="find the highest rate that keeps the limits (median first token)")
-    add("--max-search-s", type=positive, default=600.0, metavar="S", help="no trial begins later (default: 600)")
-    add("--trial-s", type=positive, default=20.0, metavar="S", help="a trial has at least the requests of so many "
-        "seconds, if there are any more (default: 20)")  # fmt: skip
-    add("--precision", type=positive, default=0.05, metavar="P", help="of the capacity (default: 0.05, 5 percent)")
-    add("--rounds", type=count, default=3, metavar="N", help="with --compare: runs of each server (default: 3)")
+    add("--max-search-s", type=positive, metavar="S", help="with --capacity: no trial begins later (default: "
+        f"{DEFAULT_MAX_SEARCH_S:g})")  # fmt: skip
+    add("--trial-s", type=positive, metavar="S", help="with --capacity: a trial has at least the requests of so many "
+        f"seconds, if there are any more (default: {DEFAULT_TRIAL_S:g})")  # fmt: skip
+    add("--precision", type=share, metavar="P", help="of the capacity, between 0 and 1 (default: "
+        f"{DEFAULT_PRECISION:g}, {DEFAULT_PRECISION:.0%})".replace("%", "%%"))  # fmt: skip
+    add("--rounds", type=count, metavar="N", help="with --compare: runs of each server (default: "
+        f"{DEFAULT_NUM_ROUNDS})")  # fmt: skip
     add("--warm-up", type=whole_number, default=2, metavar="N", help="requests before, not counted (default: 2)")
-    add("--timeout-s", type=positive, default=600.0, metavar="S", help="a request without end failed (default: 600)")
+    add("--timeout-s", type=positive, default=600.0, metavar="S", help="a request without end failed; holds for what "
+        "is asked before the run, too, at most two minutes each (default: 600)")  # fmt: skip
     add("--json", metavar="FILE", help="write the results as one JSON object; -: to standard output, without tables")
     add("--plot", metavar="PREFIX", help="write PREFIX-*.png; needs matplotlib (pip install 'stallfree[plot]')")
 
@@ -133,7 +143,7 @@ def load_from(args: argparse.Namespace) -> Load:
     """Raises UsageError for options that contradict each other and for a trace that cannot be read."""
     rates: list[float | None]
     if args.scenario is not None:
-        _refuse(args, "--scenario", "rate", "num_requests")
+        _refuse(args, "--scenario", "rate", "num_requests", "burstiness")
         _refuse_without_trace(args)
         chats = ChatsWorkload(
             args.duration_s or DEFAULT_DURATION_S,
@@ -143,14 +153,22 @@ def load_from(args: argparse.Namespace) -> Load:
         )
         return Load(chats, [None], None, MOONCAKE_BLOCK_TOKENS)
     if args.trace is not None:
-        _refuse(args, "--trace", "input_len", "output_len")
+        _refuse(args, "--trace", "input_len", "output_len", "burstiness")
         try:
             records = read_trace(args.trace)
         except (OSError, TraceError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UsageError("--trace", f"cannot read {args.trace}: {reason}") from error
-        trace = TraceWorkload(args.trace.name, records, args.scale_input, args.fix_output, args.stretch)
+        scale_input = args.scale_input or 1.0
+        trace = TraceWorkload(args.trace.name, records, scale_input, args.fix_output, args.stretch or 1.0)
+        if scale_input * max(record.num_input_tokens for record in records) > MOST_TOKENS:
+            raise UsageError("--scale-input", f"makes a prompt of more than {MOST_TOKENS:,} tokens")
         rates = [None] if args.rate is None else list(args.rate)
+        try:
+            for rate in [1.0] if args.capacity else rates:
+                trace.plan(args.num_requests, rate)
+        except ValueError as error:
+            raise UsageError("--trace", str(error)) from error
         return Load(trace, rates, args.num_requests, trace.prefix_block_tokens)
     _refuse_without_trace(args)
     if args.mix is not None:
@@ -158,42 +176,9 @@ def load_from(args: argparse.Namespace) -> Load:
         parts: list[MixPart] = args.mix
     else:
         parts = [MixPart("", 1.0, args.input_len or DEFAULT_INPUT_LEN, args.output_len or DEFAULT_OUTPUT_LEN)]
-    synthetic = SyntheticWorkload(parts, args.seed, DEFAULT_NUM_REQUESTS, args.burstiness)
+    synthetic = SyntheticWorkload(parts, args.seed, DEFAULT_NUM_REQUESTS, args.burstiness or 1.0)
     rates = [1.0] if args.rate is None else list(args.rate)
     return Load(synthetic, rates, args.num_requests, MOONCAKE_BLOCK_TOKENS)
-
-
-def check_options(args: argparse.Namespace) -> None:
-    """What can be refused before anything is loaded. Raises UsageError."""
-    if not args.in_process:
-        for name in given_engine_options(args):
-            raise UsageError(option_of(name), "is an engine option: only with --in-process")
-    if args.capacity and args.slo_ttft_ms is None and args.slo_itl_ms is None:
-        raise UsageError("--capacity", "needs --slo-ttft-ms, --slo-itl-ms or both")
-    if args.capacity and args.rate is not None and (len(args.rate) > 1 or math.isinf(args.rate[0])):
-        raise UsageError("--rate", "with --capacity it is the one finite rate at which the search begins")
-    if args.compare and not args.capacity and args.rate is not None and len(args.rate) > 1:
-        raise UsageError("--rate", "--compare takes one rate")
-    if args.scenario is not None and args.capacity:
-        raise UsageError("--scenario", "has no rate, so no --capacity")
-    if args.scenario is not None and args.duration_s is not None and args.duration_s < 2 * LONG_EVERY_S:
-        raise UsageError("--duration-s", f"must be at least {2 * LONG_EVERY_S:g}")
-    if args.scenario is None and args.duration_s is not None:
-        raise UsageError("--duration-s", "only with --scenario")
-    _check_bodies(args)
-    if args.warm_up < 0:
-        raise UsageError("--warm-up", f"must not be negative, got {args.warm_up}")
-
-
-def _check_bodies(args: argparse.Namespace) -> None:
-    if args.body and args.in_process:
-        raise UsageError("--body", "is for servers")
-    names = [named.name for named in args.compare or () if named.name is not None]
-    if len(set(names)) < len(names):
-        raise UsageError("--compare", "a name occurs twice")
-    for more in args.body:
-        if more.name is not None and more.name not in names:
-            raise UsageError("--body", f"--compare has no server {more.name}")
 
 
 def fields_for(args: argparse.Namespace, name: str | None) -> dict[str, Any]:
@@ -229,6 +214,6 @@ def _refuse(args: argparse.Namespace, source: str, *names: str) -> None:
 
 
 def _refuse_without_trace(args: argparse.Namespace) -> None:
-    for name, neutral in (("scale_input", 1.0), ("fix_output", None), ("stretch", 1.0)):
-        if getattr(args, name) != neutral:
+    for name in ("scale_input", "fix_output", "stretch"):
+        if getattr(args, name) is not None:
             raise UsageError(option_of(name), "only with --trace")

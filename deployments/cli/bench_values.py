@@ -6,13 +6,15 @@ import math
 import re
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from deployments.bench.mixes import LengthRange, MixPart, parse_lengths, parse_mix
+from deployments.bench.mixes import MOST_TOKENS, LengthRange, MixPart, parse_lengths, parse_mix
 from deployments.cli.options import whole_number
 
 #: fields that a comparison keeps equal, or that the benchmark depends on
 _OWN_FIELDS = ("model", "prompt", "max_tokens", "stream")
 _NAMED_URL = re.compile(r"(?:([\w.-]+)=)?(https?://.+)")
+_SCHEMES = ("http", "https")
 _NAMED_BODY = re.compile(r"(?:([\w.-]+)=)?(\{.*\})", re.DOTALL)
 
 
@@ -55,14 +57,26 @@ def lengths(text: str) -> LengthRange:
 
 
 def rates_list(text: str) -> list[float]:
-    return [positive(item) for item in text.split(",")]
+    return [positive_or_inf(item) for item in text.split(",")]
+
+
+def http_url(text: str) -> str:
+    """As it is, if a server can stand there."""
+    try:
+        parts = urlsplit(text)
+        is_url = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        is_url = False
+    if not is_url:
+        raise argparse.ArgumentTypeError(f"must read http://HOST:PORT or https://HOST:PORT, got {text!r}")
+    return text
 
 
 def named_url(text: str) -> NamedUrl:
     match = _NAMED_URL.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError(f"must read http://HOST:PORT or NAME=http://HOST:PORT, got {text!r}")
-    return NamedUrl(match[1], match[2])
+    return NamedUrl(match[1], http_url(match[2]))
 
 
 def more_fields(text: str) -> MoreFields:
@@ -79,7 +93,7 @@ def more_fields(text: str) -> MoreFields:
     return MoreFields(match[1], fields)
 
 
-def positive(text: str) -> float:
+def positive_or_inf(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -89,10 +103,31 @@ def positive(text: str) -> float:
     return value
 
 
+def positive(text: str) -> float:
+    value = positive_or_inf(text)
+    if math.isinf(value):
+        raise argparse.ArgumentTypeError(f"must be a finite number, got {text!r}")
+    return value
+
+
+def share(text: str) -> float:
+    value = positive_or_inf(text)
+    if value >= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and below 1, got {text!r}")
+    return value
+
+
 def count(text: str) -> int:
     value = whole_number(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text!r}")
+    return value
+
+
+def num_tokens(text: str) -> int:
+    value = count(text)
+    if value > MOST_TOKENS:
+        raise argparse.ArgumentTypeError(f"must be at most {MOST_TOKENS:,} tokens, got {text!r}")
     return value
 
 

@@ -116,7 +116,7 @@ def _serve(
         running.start_ray()
         # Ray has put its own handlers in place of ours; they end the process without undoing anything.
         _take_stop_signals()
-        _say(err, f"starting {args.num_workers} x {args.model_name}")
+        _say(err, f"starting {args.num_first_workers} x {args.model_name}")
         running.deploy(build(args), host, port)
         shown_host = DEFAULT_HOST if host in _WILDCARD_HOSTS else host
         out.write(f"Serving {args.model_name} at http://{shown_host}:{port}/v1\n")

@@ -26,7 +26,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_replicas(group: Any) -> None:
-    _add_count(group, "num_workers", 1, "replicas of the model")
+    _add_count(group, "num_workers", 1, "replicas of the model; between the bounds below, how many there are at first")
     _add_count(group, "min_workers", None, "least replicas, between which and the most an autoscaler chooses "
                "(default: --num-workers)")  # fmt: skip
     _add_count(group, "max_workers", None, "most replicas (default: --num-workers)")

@@ -116,15 +116,17 @@ class Journeys:
     # -- questions -----------------------------------------------------------------------------------------------
 
     async def find(self, request_id: str) -> list[StoredExplanation]:
-        """Of all requests of this ingress with this id, or alias, under way or just ended."""
-        found = []
-        for journey in [j for j in self._open.values() if request_id in (j.request_id, *j.aliases)]:
-            ending = self._ending.get(journey.request_id)
-            if ending is not None:
-                await asyncio.shield(ending)
-            else:
-                found.append(await self.so_far(journey))
-        return found + [e for e in self._kept.values() if request_id in (e["id"], *e["aliases"])]
+        """Of all requests of this ingress with this id, or alias, under way or just ended. Their workers are asked at
+        once: one that hangs takes its time but once."""
+        journeys = [j for j in self._open.values() if request_id in (j.request_id, *j.aliases)]
+        endings = [self._ending.get(journey.request_id) for journey in journeys]
+        _, running = await asyncio.gather(
+            asyncio.gather(*(asyncio.shield(ending) for ending in endings if ending is not None)),
+            asyncio.gather(
+                *(self.so_far(journey) for journey, ending in zip(journeys, endings, strict=True) if ending is None)
+            ),
+        )
+        return running + [e for e in self._kept.values() if request_id in (e["id"], *e["aliases"])]
 
     async def so_far(self, journey: Journey) -> StoredExplanation:
         """Of a request that goes on, as its worker sees it now."""

@@ -33,9 +33,8 @@ class ExplanationPusher:
             async with asyncio.timeout(_TIMEOUT_S):
                 wanted: list[str] = await self._actor.put_explanations.remote(self._source, ended, has_requests)
                 ended = []
-                for request_id in wanted:
-                    if running := await self._journeys.find(request_id):
-                        await self._actor.answer_explanation.remote(request_id, running)
+                # At once: what waits for a worker that hangs holds up no other answer, and not the next push.
+                await asyncio.gather(*(self._answer(request_id) for request_id in wanted))
         except Exception as error:
             self._journeys.put_back(ended)
             if not self._is_failing:
@@ -44,6 +43,10 @@ class ExplanationPusher:
         else:
             self._is_failing = False
             self._had_requests = has_requests
+
+    async def _answer(self, request_id: str) -> None:
+        if running := await self._journeys.find(request_id):
+            await self._actor.answer_explanation.remote(request_id, running)
 
     async def find(self, request_id: str) -> tuple[list[StoredExplanation], bool]:
         """As `ExplanationStore.find`; nothing where the actor does not answer."""

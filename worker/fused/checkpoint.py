@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 
 from worker.fused.family import DecoderShape
-from worker.weights import WeightsError
+from worker.weights import WeightsError, weight_files
 
+_HEAD = "lm_head.weight"
 #: merges the weights, or the biases, of the gate and the up projection
 MergeGateUp = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -48,7 +49,7 @@ class Checkpoint:
         self._dtype = dtype
         self._merge_gate_up = merge_gate_up
         self._files = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in weight_files(folder):
             handle = safe_open(path, framework="pt")
             self._files.update(dict.fromkeys(handle.keys(), handle))
         # A base model saved without its head has no prefix.
@@ -56,14 +57,18 @@ class Checkpoint:
         self._check_complete()
 
     def embedding(self) -> torch.Tensor:
-        return self._read(f"{self._prefix}embed_tokens.weight", self._shape.vocab_size, self._shape.hidden_size)
+        return self._read(self._embedding_name(), self._shape.vocab_size, self._shape.hidden_size)
 
     def final_norm(self) -> torch.Tensor:
         return self._read(f"{self._prefix}norm.weight", self._shape.hidden_size)
 
-    def head(self) -> torch.Tensor:
-        """The output head of a model that does not tie it to its embedding."""
-        return self._read("lm_head.weight", self._shape.vocab_size, self._shape.hidden_size)
+    def head(self, embedding: torch.Tensor) -> torch.Tensor:
+        """The output head: `embedding` where the two are tied. A head that differs is not, whatever the configuration
+        says: so Transformers decides."""
+        if self._shape.ties_embeddings and _HEAD not in self._files:
+            return embedding
+        head = self._read(_HEAD, self._shape.vocab_size, self._shape.hidden_size)
+        return embedding if self._shape.ties_embeddings and torch.equal(head, embedding) else head
 
     def layer(self, index: int) -> LayerWeights:
         shape = self._shape
@@ -107,8 +112,13 @@ class Checkpoint:
             parts += [f"{name}.weight" for name in names]
             parts += [f"{name}.bias" for name in names] * has_bias
         layers = [f"{self._prefix}layers.{index}.{part}" for index in range(shape.num_layers) for part in parts]
-        head = [] if shape.ties_embeddings else ["lm_head.weight"]
-        return [f"{self._prefix}embed_tokens.weight", f"{self._prefix}norm.weight", *layers, *head]
+        head = [] if shape.ties_embeddings else [_HEAD]
+        return [self._embedding_name(), f"{self._prefix}norm.weight", *layers, *head]
+
+    def _embedding_name(self) -> str:
+        name = f"{self._prefix}embed_tokens.weight"
+        # Of two that are tied either may be the stored one.
+        return _HEAD if self._shape.ties_embeddings and name not in self._files and _HEAD in self._files else name
 
     def _check_complete(self) -> None:
         missing = sorted(name for name in self._names() if name not in self._files)

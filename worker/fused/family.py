@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from transformers import PretrainedConfig
 
 from worker.model import shape_from_config
+from worker.model_config import window_reason
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 #: position scalings whose inverse frequencies do not change while the model runs
@@ -15,7 +16,8 @@ STATIC_ROPE_TYPES = ("default", "linear", "llama3")
 class DecoderShape:
     """Sizes and switches of one model. `windows`: each layer's sliding window, None where it sees everything.
 
-    `has_output_bias` is the bias of the projection behind the attention.
+    `has_output_bias` is the bias of the projection behind the attention. `ties_embeddings`: a head that is not stored
+    is the embedding.
     """
 
     num_layers: int
@@ -44,6 +46,8 @@ def unfused_reason(config: PretrainedConfig) -> str | None:
         return f"model type {config.model_type}"
     if getattr(config, "auto_map", None):
         return "code of its own"
+    if getattr(config, "is_heterogeneous", False):
+        return "layers that differ in their configuration"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act}"
     rope = config.rope_parameters
@@ -53,7 +57,7 @@ def unfused_reason(config: PretrainedConfig) -> str | None:
         return "positions in a part of each head"
     if config.num_attention_heads % shape_from_config(config).num_kv_heads:
         return "query heads that do not share keys evenly"
-    return None
+    return window_reason(config)
 
 
 def decoder_shape(config: PretrainedConfig) -> DecoderShape:

@@ -55,7 +55,7 @@ class NativeDecoder:
         for index in range(sizes.num_layers):
             self._fill_layer(self._layers[index], checkpoint, index)
         embedding = checkpoint.embedding()
-        head = embedding if sizes.ties_embeddings else checkpoint.head()
+        head = checkpoint.head(embedding)
         self._decoder = structures.Decoder(
             ctypes.cast(self._layers, ctypes.POINTER(structures.Layer)),
             self._keep(embedding),

@@ -36,7 +36,7 @@ class TorchDecoder:
         self._layers = [_Layer.of(checkpoint.layer(index)) for index in range(sizes.num_layers)]
         self._embedding = checkpoint.embedding()
         self._final_norm = checkpoint.final_norm()
-        self._head = _Linear(LinearWeights(self._embedding if sizes.ties_embeddings else checkpoint.head(), None))
+        self._head = _Linear(LinearWeights(checkpoint.head(self._embedding), None))
         self._residual = self._embedding[:0]
 
     @torch.inference_mode()
