@@ -59,11 +59,11 @@ EngineBuilder = Callable[[EngineConfig, Deliver, OnDeath], tuple[ModelFacts, Loo
 
 
 def threads_per_worker(num_workers: int = 1) -> int:
-    """Processors for the model of each of a machine's workers: one is left to the event loops that carry the answers.
-
-    A step's threads wait for each other, so one that shares its processor slows all of them down.
+    """Processors for the model of each of a machine's workers: one is left to the event loops that carry the answers,
+    unless that would be half of the machine, which costs more than sharing it does (measured: docs/performance.md).
     """
-    return max(1, (len(os.sched_getaffinity(0)) - 1) // num_workers)
+    num_cores = len(os.sched_getaffinity(0))
+    return max(1, (num_cores if num_cores <= 2 else num_cores - 1) // num_workers)
 
 
 def build_engine(config: EngineConfig, deliver: Deliver, on_death: OnDeath) -> tuple[ModelFacts, Loop]:
