@@ -148,7 +148,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "plan a step while the one before it runs (default: on CUDA, where the model leaves the processors free)",
         action=argparse.BooleanOptionalAction,
     )
-    add_count("num_threads", "CPU threads of the model (default: all cores; served: shared by all workers, and of more than two all but one)")
+    add_count(
+        "num_threads", "CPU threads of the model (default: all cores; served: shared by the workers, one left if over two)"
+    )
 
 
 def given_engine_options(args: argparse.Namespace) -> dict[str, Any]:
