@@ -149,7 +149,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
     )
     add_count(
-        "num_threads", "CPU threads of the model (default: all cores; served: shared by the workers, one left if over two)"
+        "num_threads", "CPU threads of the model (default: all cores; served: shared by workers, one left if over two)"
     )
 
 
