@@ -19,7 +19,7 @@ from benchmarks.http_rows import GOALS, SEED, Row, all_rows
 from benchmarks.http_table import BEGIN, END, Measured, goal_lines, table
 from benchmarks.options import MOST_PORT, Parser, count, existing_folder, number_from, port
 from benchmarks.peers.drivers import PeerError, Setting
-from benchmarks.servers.__main__ import add_setting_options, interrupt_on_sigterm, setting_of
+from benchmarks.servers.__main__ import add_setting_options, interrupt_on_signals, setting_of
 from benchmarks.servers.commands import SERVERS, USUAL
 from benchmarks.servers.process import RunningServer, ServerError
 from deployments.bench.chats import LONG_EVERY_S
@@ -189,7 +189,7 @@ def main() -> int:
     last_port = args.first_port + len(args.servers) - 1
     if last_port > MOST_PORT:
         options.error(f"--first-port: so many servers would need ports up to {last_port}")
-    interrupt_on_sigterm()
+    interrupt_on_signals()
     with options.refusing():
         setting = setting_of(args)
     kept: list[bool] = []

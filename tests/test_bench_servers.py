@@ -20,7 +20,7 @@ from benchmarks.servers.commands import HOST, SERVERS, ServerCommand
 from benchmarks.servers.process import RunningServer, ServerError
 from deployments.bench.comparison import Compared
 from deployments.bench.prompts import FALLBACK_VOCAB_SIZE, PromptMaker
-from tests.server_process import free_port, wait_until
+from tests.server_process import alive, free_port, wait_until
 
 ROOT = Path(__file__).parent.parent
 #: of `tests.fake_completions_server`, as a program: `PROGRAM PORT [stop_after]`
@@ -31,6 +31,39 @@ from tests.fake_completions_server import FakeServer, serving_at
 server = FakeServer(gap_s=0.0, stop_after=int(sys.argv[2]) if len(sys.argv) > 2 else None)
 print("a line of its log", flush=True)
 asyncio.run(serving_at(server, int(sys.argv[1])))
+"""
+#: a smaller one, with a process of its own in another session: `PROGRAM PORT`
+BARE_STAND_IN = """
+import subprocess, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "bare"}]}')
+
+    do_POST = do_GET
+
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+#: starts and freezes a server, says which processes that is, and waits: `PROGRAM PORT PROGRAM_OF_SERVER LOG`
+STARTER = """
+import os, sys, time
+from pathlib import Path
+from benchmarks.servers.__main__ import interrupt_on_signals
+from benchmarks.servers.commands import ServerCommand
+from benchmarks.servers.process import RunningServer
+
+interrupt_on_signals()
+port, program, log = sys.argv[1:]
+command = ServerCommand("frozen", [sys.executable, "-c", program, port], dict(os.environ), "")
+with RunningServer(command, int(port), Path(log)) as server:
+    pids = [process.pid for process in server.processes()]
+    server.pause()
+    print(*pids, flush=True)
+    time.sleep(600)
 """
 
 
@@ -77,16 +110,42 @@ def test_a_server_that_is_not_set_up_is_named_with_the_command_that_makes_it(tmp
 def test_a_server_is_ready_inside_frozen_at_will_and_gone_after(tmp_path: Path) -> None:
     port = free_port()
     with RunningServer(stand_in("fake", port), port, tmp_path / "log") as server:
-        pid = server.pid
+        (process,) = server.processes()
         assert server.start_s > 0
         server.pause()
-        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 10.0)
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 10.0)
         server.resume()
-        assert psutil.Process(pid).status() != psutil.STATUS_STOPPED
+        assert process.status() != psutil.STATUS_STOPPED
         server.pause()
         assert (tmp_path / "log").read_text().startswith("a line of its log\n")
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    assert not process.is_running()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_a_frozen_server_ends_with_all_it_started_when_its_starter_is_killed(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    port = free_port()
+    command = [sys.executable, "-c", STARTER, str(port), BARE_STAND_IN, str(tmp_path / "log")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        pids = [int(word) for word in starter.stdout.readline().split()]
+        family = [psutil.Process(pid) for pid in pids]
+        assert len(family) == 2
+        wait_until(lambda: all(process.status() == psutil.STATUS_STOPPED for process in family), 10.0)
+        starter.send_signal(number)
+        starter.wait(20.0)
+    wait_until(lambda: not alive(family), 20.0)
+
+
+def test_what_a_server_leaves_behind_when_it_ends_is_ended(tmp_path: Path) -> None:
+    port = free_port()
+    command = stand_in("bare", port, program=BARE_STAND_IN)
+    with RunningServer(command, port, tmp_path / "log") as server:
+        family = server.processes()
+        assert len(family) == 2
+        next(process for process in family if process.name() != "sleep").kill()
+        wait_until(lambda: not alive(family), 10.0)
 
 
 def test_a_server_that_does_not_start_says_why_and_one_that_hangs_is_ended(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """One server by hand: `python -m benchmarks.servers NAME --environments FOLDER`.
 
-Prints its URL when it is ready, and ends it after `--for-s`, or on Ctrl-C or SIGTERM.
+Prints its URL when it is ready, and ends it after `--for-s`, or on Ctrl-C, SIGTERM or SIGHUP.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--port", type=port, default=DEFAULT_PORT, help="(default: %(default)s)")
     parser.add_argument("--for-s", type=positive, default=DEFAULT_FOR_S, metavar="S", help="(default: %(default)g)")
     args = parser.parse_args()
-    interrupt_on_sigterm()
+    interrupt_on_signals()
     with parser.refusing():
         setting = setting_of(args)
     try:
@@ -67,13 +67,16 @@ def main() -> int:
     return 0
 
 
-def interrupt_on_sigterm() -> None:
-    """SIGTERM ends this process as Ctrl-C does: with every server that it started."""
+def interrupt_on_signals() -> None:
+    """SIGTERM and the end of the terminal end this process as Ctrl-C does: with every server that it started."""
 
     def interrupt(signal_number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
+    # `nohup` has it ignored.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, interrupt)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""A server as a child process: started, waited for, frozen while others have their turn, and ended with all it started.
+"""A server as a process below this one: started, waited for, frozen while others have their turn, and ended.
 
-Knows a command and an address, nothing of requests beyond the list of models.
+Knows a command and an address, nothing of requests beyond the list of models. That all it started ends with it is
+`keeper.py`'s work.
 """
 
 import contextlib
-import ctypes
 import json
-import os
-import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -28,14 +27,7 @@ ASK_TIMEOUT_S = 60.0
 _POLL_S = 0.25
 _SHOWN_LOG_CHARS = 300
 
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _end_with_parent() -> None:
-    """In the child: it is told to end when this process has gone, in whatever way."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+_KEEPER = Path(__file__).parent / "keeper.py"
 
 
 class ServerError(RuntimeError):
@@ -43,7 +35,8 @@ class ServerError(RuntimeError):
 
 
 class RunningServer:
-    """Use as a context: it is ready inside, and gone after. Everything it prints goes to `log`."""
+    """Use as a context: it is ready inside, and gone after, also if this process is killed. Everything it prints goes
+    to `log`."""
 
     def __init__(self, command: ServerCommand, port: int, log: Path, start_timeout_s: float = START_TIMEOUT_S) -> None:
         self.command = command
@@ -59,15 +52,14 @@ class RunningServer:
             raise ServerError(f"{self.name}: another server answers at {self.url}")
         began_s = time.monotonic()
         with self._log.open("wb") as log:
-            # In a session of its own: what outlives the server can be ended with its group.
+            # In a session of its own: Ctrl-C and the end of a terminal reach it by way of this process alone.
             self._process = subprocess.Popen(
-                self.command.command,
+                [sys.executable, "-I", str(_KEEPER), str(STOP_TIMEOUT_S), *self.command.command],
                 env=self.command.environment,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
             )
         try:
             while not (self._answers() and self._completes()):
@@ -87,20 +79,23 @@ class RunningServer:
     ) -> None:
         self._stop()
 
-    @property
-    def pid(self) -> int:
+    def processes(self) -> list[psutil.Process]:
+        """The server and all that it started."""
         assert self._process is not None
-        return self._process.pid
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
 
     def pause(self) -> None:
         """Freezes it with all that it started: an idle server takes processor time, too. Once or twice is the same."""
-        for process in self._family(self.pid):
+        for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()
 
     def resume(self) -> None:
         """Raises ServerError unless it answers again."""
-        for process in reversed(self._family(self.pid)):
+        for process in reversed(self.processes()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         began_s = time.monotonic()
@@ -136,29 +131,7 @@ class RunningServer:
         return lines[-1].strip()[:_SHOWN_LOG_CHARS] if lines else "it printed nothing"
 
     def _stop(self) -> None:
-        """The server alone is told first, since it may have to end its own processes in order."""
-        process = self._process
-        assert process is not None
-        family = self._family(process.pid)
-        if process.poll() is None:
-            for frozen in family:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    frozen.resume()
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_TIMEOUT_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for remaining in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                remaining.kill()
-        psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
-
-    @staticmethod
-    def _family(pid: int) -> list[psutil.Process]:
-        try:
-            root = psutil.Process(pid)
-            return [root, *root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
