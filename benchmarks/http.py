@@ -18,7 +18,7 @@ from benchmarks.documents import document_with, with_table
 from benchmarks.http_rows import GOALS, SEED, Row, all_rows
 from benchmarks.http_table import BEGIN, END, Measured, goal_lines, table
 from benchmarks.options import MOST_PORT, Parser, count, existing_folder, number_from, port
-from benchmarks.peers.drivers import PeerError, Setting
+from benchmarks.peers.drivers import OURS, PeerError, Setting
 from benchmarks.servers.__main__ import add_setting_options, interrupt_on_signals, setting_of
 from benchmarks.servers.commands import SERVERS, USUAL
 from benchmarks.servers.process import RunningServer, ServerError
@@ -117,7 +117,9 @@ async def _measure_row(
         except TargetError as error:
             _leave_out(error, targets, failures)
             continue
-        columns = compare([[one.summary for one in of_target] for of_target in rounds])
+        summaries = [[one.summary for one in of_target] for of_target in rounds]
+        # Ratios are to the first, whatever the order of their turns.
+        columns = compare(sorted(summaries, key=lambda of_target: of_target[0].target != OURS))
         _say(table([Measured(row, columns)], [target.name for target in targets]))
         return Measured(row, columns, dict(failures))
     return Measured(row, [], dict(failures))

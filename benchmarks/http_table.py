@@ -1,6 +1,6 @@
 """The comparison through HTTP as a Markdown table and as lines about its goals. Measures nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ BEGIN, END = "<!-- benchmarks.http -->", "<!-- end of benchmarks.http -->"
 
 @dataclass(slots=True)
 class Measured:
-    """A row: a column for each server that was measured, and why others were not."""
+    """A row: a column for each server that was measured, ours first if it is among them, and why others were not."""
 
     row: Row
     columns: list[Compared] = field(default_factory=list)
@@ -22,6 +22,11 @@ class Measured:
 
     def column(self, name: str) -> Compared | None:
         return next((column for column in self.columns if column.target == name), None)
+
+    def ratio(self, name: str, quantity: str) -> float | None:
+        """Theirs over ours; None without a figure of either."""
+        column = self.column(name)
+        return None if column is None or self.columns[0].target != OURS else column.ratios[quantity]
 
     def to_dicts(self) -> list[dict[str, Any]]:
         found = [{"row": self.row.name, **column.to_dict()} for column in self.columns]
@@ -34,9 +39,7 @@ def table(rows: Sequence[Measured], names: Sequence[str]) -> str:
     lines = [["", *shown, "best"]]
     for measured in rows:
         for figure in measured.row.figures:
-            columns = {name: measured.column(name) for name in shown}
-            lines.append([figure.title, *(_cell(figure, column) for column in columns.values())])
-            lines[-1].append(_best(figure, columns))
+            lines.append([figure.title, *(_cell(figure, measured, name) for name in shown), _best(figure, measured)])
     widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
     texts = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
@@ -45,23 +48,22 @@ def table(rows: Sequence[Measured], names: Sequence[str]) -> str:
     return "\n".join([texts[0], rule, *texts[1:]])
 
 
-def _cell(figure: Figure, column: Compared | None) -> str:
+def _cell(figure: Figure, measured: Measured, name: str) -> str:
+    column = measured.column(name)
     value = None if column is None else column.medians[figure.quantity]
     if column is None or value is None:
         return "-"
-    ratio = column.ratios[figure.quantity]
+    ratio = measured.ratio(name, figure.quantity)
     unit = " ms" if figure.is_time else ""
     shown = f"{value * 1e3 if figure.is_time else value:,.0f}{unit}"
-    against = "" if column.target == OURS or ratio is None else f" ({ratio:.2f}x)"
+    against = "" if name == OURS or ratio is None else f" ({ratio:.2f}x)"
     failed = f", {column.num_failed} failed" if column.num_failed else ""
     return shown + against + failed
 
 
-def _best(figure: Figure, columns: Mapping[str, Compared | None]) -> str:
+def _best(figure: Figure, measured: Measured) -> str:
     values = {
-        name: value
-        for name, column in columns.items()
-        if column is not None and (value := column.medians[figure.quantity]) is not None
+        column.target: value for column in measured.columns if (value := column.medians[figure.quantity]) is not None
     }
     choose = min if figure.less_is_better else max
     return choose(values, key=values.__getitem__) if values else "-"
@@ -75,9 +77,8 @@ def goal_lines(rows: Sequence[Measured], goals: Sequence[Goal]) -> list[str]:
         if measured is None:
             continue
         figure = next(figure for figure in measured.row.figures if figure.quantity == goal.quantity)
-        other = measured.column(goal.other)
         # What is kept are theirs over ours.
-        inverse = None if other is None else other.ratios[goal.quantity]
+        inverse = measured.ratio(goal.other, goal.quantity)
         if inverse is None or inverse <= 0:
             lines.append(f"not measured: {figure.title}, {goal.describe()}")
             continue

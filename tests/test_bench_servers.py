@@ -209,6 +209,15 @@ def test_a_goal_is_kept_missed_or_not_measured_and_says_which() -> None:
     assert measured[2].to_dicts()[-1] == {"row": "chats", "target": "vllm", "error": "gone"}
 
 
+@pytest.mark.parametrize("first", ["llama", "vllm"])
+def test_without_a_figure_of_ours_there_is_no_ratio_and_no_verdict(first: str) -> None:
+    row = all_rows(25.0)["streams"]
+    columns = [column(name, row, 400.0, 0.4) for name in ("llama", "vllm")]
+    measured = [Measured(row, sorted(columns, key=lambda one: one.target != first), {"stallfree": "gone"})]
+    assert [line.split(":")[0] for line in goal_lines(measured, GOALS)] == ["not measured"]
+    assert "x)" not in table(measured, ["stallfree", "llama", "vllm"])
+
+
 def test_no_row_has_a_prompt_that_an_earlier_one_had() -> None:
     async def on_turn(name: str) -> None:
         pass
@@ -229,7 +238,7 @@ def test_the_whole_comparison_over_stand_ins(
     monkeypatch.setitem(SERVERS, "vllm", lambda setting, port: stand_in("vllm", port))
     monkeypatch.setitem(SERVERS, "transformers", lambda setting, port: stand_in("transformers", port, "3"))
     monkeypatch.setattr("benchmarks.http.CATCH_UP_S", 0.0)
-    names = ["stallfree", "vllm", "llama", "transformers"]
+    names = ["vllm", "stallfree", "llama", "transformers"]
     arguments = ["--environments", str(tmp_path), "--model", str(tmp_path), "--gguf", str(tmp_path / "none.gguf")]
     arguments += ["--first-port", str(free_port()), "--servers", *names, "--rows", "streams", "--rounds", "1"]
     monkeypatch.setattr(sys, "argv", ["benchmarks.http", *arguments, "--json"])
