@@ -11,7 +11,7 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.documents import document_with, with_table
@@ -39,8 +39,36 @@ NUM_WARM_UP = 2
 MAX_RUNS_PER_ROW = 1000
 
 
+class Turns:
+    """One server awake at a time. A server that has ended, or does not wake up, raises TargetError with its name."""
+
+    def __init__(self, servers: Sequence[RunningServer]) -> None:
+        self._servers = {server.name: server for server in servers}
+
+    async def give(self, name: str) -> None:
+        for server in self._servers.values():
+            if server.name != name:
+                server.pause()
+        with _as_target_error(name):
+            await asyncio.to_thread(self._servers[name].resume)
+        await asyncio.sleep(CATCH_UP_S)
+
+    def check(self, names: Iterable[str]) -> None:
+        for name in names:
+            with _as_target_error(name):
+                self._servers[name].check()
+
+
+@contextlib.contextmanager
+def _as_target_error(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ServerError as error:
+        raise TargetError(str(error), name) from error
+
+
 async def measure(servers: Sequence[RunningServer], rows: Sequence[Row], num_rounds: int) -> list[Measured]:
-    """A server that cannot be used, or answers in other lengths than asked for, is left out from there on."""
+    """A server that cannot be used, ends, or answers in other lengths than asked for is left out from there on."""
     failures: dict[str, str] = {}
     async with contextlib.AsyncExitStack() as stack:
         targets: list[HttpTarget] = []
@@ -66,18 +94,10 @@ async def measure(servers: Sequence[RunningServer], rows: Sequence[Row], num_rou
         if refusing:
             _say(f"all get words, as these take no token ids: {', '.join(refusing)}")
 
-        async def on_turn(name: str) -> None:
-            for server in servers:
-                if server.name != name:
-                    server.pause()
-            for server in servers:
-                if server.name == name:
-                    await asyncio.to_thread(server.resume)
-            await asyncio.sleep(CATCH_UP_S)
-
-        await _warm_up(session_of(rows[0], 0, on_turn), targets, failures)
+        turns = Turns(servers)
+        await _warm_up(session_of(rows[0], 0, turns.give), targets, failures)
         return [
-            await _measure_row(row, session_of(row, place, on_turn), targets, failures, num_rounds)
+            await _measure_row(row, session_of(row, place, turns.give), turns, targets, failures, num_rounds)
             for place, row in enumerate(rows, 1)
         ]
 
@@ -108,14 +128,23 @@ async def _warm_up(session: Session, targets: list[HttpTarget], failures: dict[s
 
 
 async def _measure_row(
-    row: Row, session: Session, targets: list[HttpTarget], failures: dict[str, str], num_rounds: int
+    row: Row,
+    session: Session,
+    turns: Turns,
+    targets: list[HttpTarget],
+    failures: dict[str, str],
+    num_rounds: int,
 ) -> Measured:
     while targets:
         _say(f"{row.name}: {num_rounds} rounds of {', '.join(target.name for target in targets)}")
         try:
             rounds = await session.compare(targets, row.rate, num_rounds)
+            # Whoever ended in its last turn has figures of a part.
+            turns.check(target.name for target in targets)
         except TargetError as error:
             _leave_out(error, targets, failures)
+            # The others may have answered the prompts of this run already.
+            session.num_runs += 1
             continue
         summaries = [[one.summary for one in of_target] for of_target in rounds]
         # Ratios are to the first, whatever the order of their turns.

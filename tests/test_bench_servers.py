@@ -1,8 +1,11 @@
 """The comparison through HTTP: servers started and ended, what is said of them, and its table. Stand-ins only."""
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,12 +15,12 @@ import psutil
 import pytest
 
 from benchmarks.documents import with_table
-from benchmarks.http import main, session_of
+from benchmarks.http import main, measure, session_of
 from benchmarks.http_rows import GOALS, Row, all_rows
 from benchmarks.http_table import BEGIN, END, Measured, goal_lines, table
 from benchmarks.peers.drivers import PeerError, Setting
 from benchmarks.servers.commands import HOST, SERVERS, ServerCommand
-from benchmarks.servers.process import RunningServer, ServerError
+from benchmarks.servers.process import RESUME_TIMEOUT_S, RunningServer, ServerError
 from deployments.bench.comparison import Compared
 from deployments.bench.prompts import FALLBACK_VOCAB_SIZE, PromptMaker
 from tests.server_process import alive, free_port, wait_until
@@ -65,11 +68,34 @@ with RunningServer(command, int(port), Path(log)) as server:
     print(*pids, flush=True)
     time.sleep(600)
 """
+#: ends at the request with this number; those that find out its dialect are counted, too: `PROGRAM PORT NUMBER`
+MORTAL_STAND_IN = """
+import asyncio, os, sys
+from tests.fake_completions_server import FakeServer, serving_at
+
+class Mortal(FakeServer):
+    async def complete(self, request):
+        if len(self.bodies) == int(sys.argv[2]):
+            os._exit(3)
+        return await super().complete(request)
+
+asyncio.run(serving_at(Mortal(gap_s=0.0), int(sys.argv[1])))
+"""
 
 
 def stand_in(name: str, port: int, *arguments: str, program: str = STAND_IN) -> ServerCommand:
     command = [sys.executable, "-c", program, str(port), *arguments]
     return ServerCommand(name, command, {**os.environ, "PYTHONPATH": str(ROOT)}, "a stand-in")
+
+
+def free_ports(count: int) -> int:
+    """The first of so many in a row, below those that connections get."""
+    for first in range(22_000, 32_000, count):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind((HOST, port))
+            return first
+    raise AssertionError("no free ports in a row")
 
 
 def set_up(folder: Path) -> Setting:
@@ -146,6 +172,10 @@ def test_what_a_server_leaves_behind_when_it_ends_is_ended(tmp_path: Path) -> No
         assert len(family) == 2
         next(process for process in family if process.name() != "sleep").kill()
         wait_until(lambda: not alive(family), 10.0)
+        began_s = time.monotonic()
+        with pytest.raises(ServerError, match="bare ended with exit code 137"):
+            server.resume()
+        assert time.monotonic() - began_s < RESUME_TIMEOUT_S / 3
 
 
 def test_a_server_that_does_not_start_says_why_and_one_that_hangs_is_ended(tmp_path: Path) -> None:
@@ -240,7 +270,16 @@ def test_the_whole_comparison_over_stand_ins(
     monkeypatch.setattr("benchmarks.http.CATCH_UP_S", 0.0)
     names = ["vllm", "stallfree", "llama", "transformers"]
     arguments = ["--environments", str(tmp_path), "--model", str(tmp_path), "--gguf", str(tmp_path / "none.gguf")]
-    arguments += ["--first-port", str(free_port()), "--servers", *names, "--rows", "streams", "--rounds", "1"]
+    arguments += [
+        "--first-port",
+        str(free_ports(len(names))),
+        "--servers",
+        *names,
+        "--rows",
+        "streams",
+        "--rounds",
+        "1",
+    ]
     monkeypatch.setattr(sys, "argv", ["benchmarks.http", *arguments, "--json"])
     exit_code = main()
     shown = capsys.readouterr()
@@ -251,6 +290,24 @@ def test_the_whole_comparison_over_stand_ins(
     assert "llama is not set up" in lines[3]["error"]
     assert ("MISSED: 32 streams" in shown.err) == (exit_code == 1)
     assert ("kept: 32 streams" in shown.err) == (exit_code == 0)
+
+
+@pytest.mark.parametrize("num_answered", [3, 20, 50])
+def test_a_server_that_ends_in_its_warm_up_or_turn_is_left_out_and_the_others_are_measured(
+    num_answered: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.http.CATCH_UP_S", 0.0)
+    row = all_rows(20.0)["streams"]
+    ports = free_port(), free_port()
+    mortal = stand_in("mortal", ports[1], str(num_answered), program=MORTAL_STAND_IN)
+    with (
+        RunningServer(stand_in("stallfree", ports[0]), ports[0], tmp_path / "log") as ours,
+        RunningServer(mortal, ports[1], tmp_path / "mortal.log") as other,
+    ):
+        (measured,) = asyncio.run(measure([ours, other], [row], 2))
+    assert [column.target for column in measured.columns] == ["stallfree"]
+    assert measured.columns[0].num_failed == 0
+    assert measured.failures["mortal"].startswith("mortal")
 
 
 def test_a_server_by_hand_ends_by_itself_or_when_it_is_told_to(tmp_path: Path) -> None:

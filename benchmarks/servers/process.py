@@ -5,6 +5,7 @@ Knows a command and an address, nothing of requests beyond the list of models. T
 """
 
 import contextlib
+import http.client
 import json
 import subprocess
 import sys
@@ -31,7 +32,7 @@ _KEEPER = Path(__file__).parent / "keeper.py"
 
 
 class ServerError(RuntimeError):
-    """A server did not start; the message is one line."""
+    """A server did not start, or is of no use any more; the message is one line."""
 
 
 class RunningServer:
@@ -63,8 +64,7 @@ class RunningServer:
             )
         try:
             while not (self._answers() and self._completes()):
-                if self._process.poll() is not None:
-                    raise ServerError(f"{self.name} ended with exit code {self._process.returncode}: {self._last()}")
+                self.check()
                 if time.monotonic() - began_s > self._start_timeout_s:
                     raise ServerError(f"{self.name} was not ready within {self._start_timeout_s:g} s: {self._last()}")
                 time.sleep(_POLL_S)
@@ -100,15 +100,22 @@ class RunningServer:
                 process.resume()
         began_s = time.monotonic()
         while not self._answers():
+            self.check()
             if time.monotonic() - began_s > RESUME_TIMEOUT_S:
                 raise ServerError(f"{self.name} does not answer after its pause: {self._last()}")
             time.sleep(_POLL_S)
+
+    def check(self) -> None:
+        """Raises ServerError if it has ended."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise ServerError(f"{self.name} ended with exit code {self._process.returncode}: {self._last()}")
 
     def _answers(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5.0) as response:
                 return bool(response.status == 200)
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError):
             return False
 
     def _completes(self) -> bool:
@@ -123,7 +130,14 @@ class RunningServer:
             with urllib.request.urlopen(request, timeout=ASK_TIMEOUT_S) as response:
                 response.read()
                 return bool(response.status == 200)
-        except (urllib.error.URLError, ConnectionError, TimeoutError, LookupError, ValueError):
+        except (
+            urllib.error.URLError,
+            http.client.HTTPException,
+            ConnectionError,
+            TimeoutError,
+            LookupError,
+            ValueError,
+        ):
             return False
 
     def _last(self) -> str:
