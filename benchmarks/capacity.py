@@ -23,7 +23,16 @@ from typing import Any
 
 from benchmarks.driving import BusyClock, drive, level_missed
 from benchmarks.machine import Machine, NoisySteps, machine_of
-from benchmarks.options import BadValueError, Parser, count, existing_file, positive, trace_file, whole_number
+from benchmarks.options import (
+    BadValueError,
+    NamesOnce,
+    Parser,
+    count,
+    existing_file,
+    positive,
+    trace_file,
+    whole_number,
+)
 from benchmarks.simulated import BLOCK_SIZE, simulate
 from deployments.bench.capacity import Capacity, search_capacity
 from deployments.bench.prompts import PromptMaker
@@ -218,7 +227,7 @@ def main() -> None:
     add("--recording", type=existing_file, help="step times are fitted to it; otherwise to a run that is recorded now")
     add("--slo", type=positive, nargs="+", default=[5.0, 25.0], help="times the lone decode step (default: 5 25)")
     names = [policy.value for policy in POLICIES]
-    add("--policies", nargs="+", choices=names, default=names, help="to measure them one by one")
+    add("--policies", nargs="+", action=NamesOnce, choices=names, default=names, help="to measure them one by one")
     add("--slo-ttft-ms", type=positive, default=2000.0, help="of the median first token (default: %(default)s)")
     add("--rounds", type=whole_number(0), default=3, help="searches with the real engine; 0: the simulator alone")
     add("--num-requests", type=whole_number(2), default=60, help="of the trace, in each trial (default: %(default)s)")

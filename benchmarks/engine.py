@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from benchmarks.options import Parser, count
+from benchmarks.options import NamesOnce, Parser, count
 from benchmarks.peers.__main__ import run as run_peers
 from benchmarks.peers.drivers import OURS, PeerError, Setting, peers_at_hand
 from kv_cache.huge_pages import advise_huge_pages
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--num-threads", type=count)
     parser.add_argument("--attention-backend", default="auto", choices=ATTENTION_BACKENDS)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    parser.add_argument("--rows", nargs="+", action=NamesOnce, choices=ROWS, default=ROWS)
     parser.add_argument("--repeats", type=count, default=3, help="runs of each row; the one in the middle is printed")
     parser.add_argument("--peers", action="store_true", help="other engines' rows as well, in turn with ours")
     parser.add_argument("--environments", type=Path, default=Path("../peers"),

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.documents import document_with, with_table
 from benchmarks.http_rows import GOALS, SEED, Row, all_rows
 from benchmarks.http_table import BEGIN, END, Measured, goal_lines, table
-from benchmarks.options import MOST_PORT, Parser, count, existing_folder, number_from, port
+from benchmarks.options import MOST_PORT, NamesOnce, Parser, count, existing_folder, number_from, port
 from benchmarks.peers.drivers import OURS, PeerError, Setting
 from benchmarks.servers.__main__ import add_setting_options, interrupt_on_signals, setting_of
 from benchmarks.servers.commands import SERVERS, USUAL
@@ -182,8 +182,8 @@ def parser() -> Parser:
     options = Parser("benchmarks.http", __doc__)
     add_setting_options(options)
     add = options.add_argument
-    add("--servers", nargs="+", choices=tuple(SERVERS), default=list(USUAL))
-    add("--rows", nargs="+", choices=tuple(all_rows(1.0)), default=list(all_rows(1.0)))
+    add("--servers", nargs="+", action=NamesOnce, choices=tuple(SERVERS), default=list(USUAL))
+    add("--rows", nargs="+", action=NamesOnce, choices=tuple(all_rows(1.0)), default=list(all_rows(1.0)))
     add("--rounds", type=count, default=2)
     add("--duration-s", type=number_from(2 * LONG_EVERY_S), default=20.0, metavar="S",
         help="of a run of the chats (default: %(default)g)")  # fmt: skip

@@ -6,9 +6,9 @@ Knows no benchmark. Loads no torch until something goes wrong.
 import argparse
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from deployments.bench.traces import TraceError, read_trace
 
@@ -58,6 +58,23 @@ def _refusal(error: Exception) -> str | None:
     if isinstance(error, DemoModelError | UnsupportedModelError | WeightsError | RequestTooLargeError):
         return f"--model: {error}"
     return str(error) if isinstance(error, BadValueError) else None
+
+
+class NamesOnce(argparse.Action):
+    """Of an option that takes several names."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        names = list(values or ())
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise argparse.ArgumentError(self, f"{twice} is named twice")
+        setattr(namespace, self.dest, names)
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import Parser
+from benchmarks.options import NamesOnce, Parser
 from benchmarks.serving_cost import ProcessTimes
 from benchmarks.serving_departures import Departures
 from benchmarks.serving_runs import MODEL_NAME, Answer, LoopSide, ServedSide, Workload
@@ -178,7 +178,7 @@ def main() -> int:
     parser = Parser("benchmarks.serving", __doc__)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each row")
     parser.add_argument("--model", default="demo", help=f"of the row {MODEL_ROW}")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    parser.add_argument("--rows", nargs="+", action=NamesOnce, choices=ROWS, default=ROWS)
     parser.add_argument("--throughput-mode", action="store_true", help="HAProxy in place of Serve's own proxy")
     args = parser.parse_args()
     if MODEL_ROW in args.rows:  # its turn comes last

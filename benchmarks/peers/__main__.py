@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import Parser, count, existing_file, existing_folder, name_and_value
+from benchmarks.options import NamesOnce, Parser, count, existing_file, existing_folder, name_and_value
 from benchmarks.peers.drivers import OURS, PEERS, Driver, PeerError, Setting
 from benchmarks.peers.rows import ROWS
 from worker.config import EngineConfig
@@ -79,8 +79,8 @@ def parser() -> Parser:
     add("--environments", type=existing_folder, required=True, help="the folder that benchmarks/peers/setup.sh filled")
     add("--model", type=existing_folder, help="a folder with safetensors (default: the demo model)")
     add("--gguf", type=existing_file, help="the same model for llama.cpp (default: the demo model, Q4_1)")
-    add("--engines", nargs="+", choices=(OURS, *PEERS), default=[OURS, *PEERS])
-    add("--rows", nargs="+", choices=tuple(ROWS), default=list(ROWS))
+    add("--engines", nargs="+", action=NamesOnce, choices=(OURS, *PEERS), default=[OURS, *PEERS])
+    add("--rows", nargs="+", action=NamesOnce, choices=tuple(ROWS), default=list(ROWS))
     add("--rounds", type=count, default=3)
     add("--num-threads", type=count, default=len(os.sched_getaffinity(0)), help="of every engine (default: all cores)")
     add("--option", action="append", type=name_and_value, default=[], metavar="NAME=VALUE", help="an option of our "
