@@ -2,7 +2,8 @@
 
 Starts every server that is set up, one after the other, and then loads one at a time, in turns, with the same
 prompts at the same moments; the others are frozen, since an idle server takes processor time, too. Prints a Markdown
-table, and each goal with what became of it; exit status 1 tells that one was missed.
+table, and each goal with what became of it; exit status 1 tells that one was missed, or
+that nothing was measured.
 """
 
 import argparse
@@ -196,15 +197,17 @@ def parser() -> Parser:
 
 
 def show(args: argparse.Namespace, measured: list[Measured]) -> bool:
-    """True if no goal was missed."""
-    shown = table(measured, args.servers)
+    """True if something was measured and no goal was missed."""
     if args.json:
         for one in measured:
             for line in one.to_dicts():
-                print(json.dumps(line))
-    else:
-        print(shown)
-    sys.stdout.flush()
+                print(json.dumps(line), flush=True)
+    if not any(one.has_figures for one in measured):
+        _say("nothing was measured: no server answered")
+        return False
+    shown = table(measured, args.servers)
+    if not args.json:
+        print(shown, flush=True)
     for name, why in measured[-1].failures.items():
         _say(f"not measured: {name}: {why}")
     goals = goal_lines(measured, GOALS)

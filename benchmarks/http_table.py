@@ -20,6 +20,11 @@ class Measured:
     columns: list[Compared] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def has_figures(self) -> bool:
+        """Of a server whose requests all failed there are none, or zeros."""
+        return any(column.medians[figure.quantity] for column in self.columns for figure in self.row.figures)
+
     def column(self, name: str) -> Compared | None:
         return next((column for column in self.columns if column.target == name), None)
 

@@ -292,6 +292,22 @@ def test_the_whole_comparison_over_stand_ins(
     assert ("kept: 32 streams" in shown.err) == (exit_code == 0)
 
 
+def test_nothing_measured_is_said_in_a_line_with_status_1_and_no_table_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = tmp_path / "document.md"
+    document.write_text(f"{BEGIN}\nold\n{END}\n")
+    arguments = ["--environments", str(tmp_path), "--model", str(tmp_path), "--servers", "vllm", "ray-llm"]
+    monkeypatch.setattr(sys, "argv", ["benchmarks.http", *arguments, "--write", str(document)])
+    assert main() == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines()[-1] == "nothing was measured: no server answered"
+    assert "old" in document.read_text()
+    row = all_rows(20.0)["streams"]
+    assert not Measured(row, [column("vllm", row, 0.0, 1.0, num_failed=32)]).has_figures
+
+
 @pytest.mark.parametrize("num_answered", [3, 20, 50])
 def test_a_server_that_ends_in_its_warm_up_or_turn_is_left_out_and_the_others_are_measured(
     num_answered: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
