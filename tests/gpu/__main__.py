@@ -13,7 +13,7 @@ from tests.gpu.sizes import DRY_RUN, ON_GPU
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="tests/gpu/run.sh", description="The check on one GPU.")
+    parser = argparse.ArgumentParser(prog="tests/gpu/run.sh", description="The check on one GPU.", allow_abbrev=False)
     parser.add_argument("--dry-run", action="store_true", help="the same code on the CPU, with tiny sizes")
     parser.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}; {MACHINE} is always run")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write a JSON line for each row, as it ends")
@@ -26,7 +26,10 @@ def main() -> int:
         for name in names:  # once, for all the processes that are forked from this one
             with suppress(ImportError):  # the part's own row tells of it
                 import_module(PARTS[name].module)
-    report = Report(options.json)
+    try:
+        report = Report(options.json)
+    except OSError as error:
+        parser.error(f"--json: {options.json} cannot be written: {error.strerror}")
     run_parts(names, PARTS, DRY_RUN if options.dry_run else ON_GPU, report, TOTAL_BUDGET_S)
     report.close()
     return 1 if report.has_failed else 0

@@ -13,8 +13,11 @@ GIGA = 10**9
 
 
 def cases(bench: Bench) -> list[Case]:
+    found = [Case("device and versions", lambda: device_facts(bench))]
+    if bench.device == "cuda" and not torch.cuda.is_available():
+        return found  # it says why, and nothing else can run
     return [
-        Case("device and versions", lambda: device_facts(bench)),
+        *found,
         Case("reading device memory", lambda: read_rate(bench)),
         Case(f"product of {bench.sizes.matmul_size} x {bench.sizes.matmul_size}", lambda: product_rate(bench)),
     ]

@@ -3,16 +3,17 @@
 #   tests/gpu/run.sh [--dry-run] [--only PART,PART] [--json FILE]
 # PYTHON names the interpreter; without it the repository's own environment is taken where there is one.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 if [ -z "${PYTHON:-}" ]; then
   PYTHON=python3
-  [ -x .venv/bin/python ] && PYTHON=.venv/bin/python
+  [ -x "$root/.venv/bin/python" ] && PYTHON="$root/.venv/bin/python"
 fi
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 for argument in "$@"; do
   if [ "$argument" = --dry-run ]; then
     # Before Triton is imported. What waits for its turn on the CPU must not take the turns of the others.
     export TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES="" OMP_WAIT_POLICY=passive
   fi
 done
-exec "$PYTHON" -m tests.gpu "$@"
+# Not from the folder that the user stands in (-P), which paths of files are relative to.
+exec "$PYTHON" -P -m tests.gpu "$@"
