@@ -2,8 +2,8 @@
 
 Starts every server that is set up, one after the other, and then loads one at a time, in turns, with the same
 prompts at the same moments; the others are frozen, since an idle server takes processor time, too. Prints a Markdown
-table, and each goal with what became of it; exit status 1 tells that one was missed, or
-that nothing was measured.
+table, and each goal with what became of it; exit status 1 tells that one was missed, or that
+nothing was measured.
 """
 
 import argparse

@@ -1,17 +1,13 @@
-"""The comparison through HTTP: servers started and ended, what is said of them, and its table. Stand-ins only."""
+"""The comparison through HTTP: how servers are started, what is said of them, and its table. Stand-ins only."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks.documents import with_table
@@ -19,83 +15,12 @@ from benchmarks.http import main, measure, session_of
 from benchmarks.http_rows import GOALS, Row, all_rows
 from benchmarks.http_table import BEGIN, END, Measured, goal_lines, table
 from benchmarks.peers.drivers import PeerError, Setting
-from benchmarks.servers.commands import HOST, SERVERS, ServerCommand
-from benchmarks.servers.process import RESUME_TIMEOUT_S, RunningServer, ServerError
+from benchmarks.servers.commands import HOST, SERVERS
+from benchmarks.servers.process import RunningServer
 from deployments.bench.comparison import Compared
 from deployments.bench.prompts import FALLBACK_VOCAB_SIZE, PromptMaker
-from tests.server_process import alive, free_port, wait_until
-
-ROOT = Path(__file__).parent.parent
-#: of `tests.fake_completions_server`, as a program: `PROGRAM PORT [stop_after]`
-STAND_IN = """
-import asyncio, sys
-from tests.fake_completions_server import FakeServer, serving_at
-
-server = FakeServer(gap_s=0.0, stop_after=int(sys.argv[2]) if len(sys.argv) > 2 else None)
-print("a line of its log", flush=True)
-asyncio.run(serving_at(server, int(sys.argv[1])))
-"""
-#: a smaller one, with a process of its own in another session: `PROGRAM PORT`
-BARE_STAND_IN = """
-import subprocess, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b'{"data": [{"id": "bare"}]}')
-
-    do_POST = do_GET
-
-subprocess.Popen(["sleep", "600"], start_new_session=True)
-HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
-#: starts and freezes a server, says which processes that is, and waits: `PROGRAM PORT PROGRAM_OF_SERVER LOG`
-STARTER = """
-import os, sys, time
-from pathlib import Path
-from benchmarks.servers.__main__ import interrupt_on_signals
-from benchmarks.servers.commands import ServerCommand
-from benchmarks.servers.process import RunningServer
-
-interrupt_on_signals()
-port, program, log = sys.argv[1:]
-command = ServerCommand("frozen", [sys.executable, "-c", program, port], dict(os.environ), "")
-with RunningServer(command, int(port), Path(log)) as server:
-    pids = [process.pid for process in server.processes()]
-    server.pause()
-    print(*pids, flush=True)
-    time.sleep(600)
-"""
-#: ends at the request with this number; those that find out its dialect are counted, too: `PROGRAM PORT NUMBER`
-MORTAL_STAND_IN = """
-import asyncio, os, sys
-from tests.fake_completions_server import FakeServer, serving_at
-
-class Mortal(FakeServer):
-    async def complete(self, request):
-        if len(self.bodies) == int(sys.argv[2]):
-            os._exit(3)
-        return await super().complete(request)
-
-asyncio.run(serving_at(Mortal(gap_s=0.0), int(sys.argv[1])))
-"""
-
-
-def stand_in(name: str, port: int, *arguments: str, program: str = STAND_IN) -> ServerCommand:
-    command = [sys.executable, "-c", program, str(port), *arguments]
-    return ServerCommand(name, command, {**os.environ, "PYTHONPATH": str(ROOT)}, "a stand-in")
-
-
-def free_ports(count: int) -> int:
-    """The first of so many in a row, below those that connections get."""
-    for first in range(22_000, 32_000, count):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind((HOST, port))
-            return first
-    raise AssertionError("no free ports in a row")
+from tests.bench_stand_ins import MORTAL_STAND_IN, ROOT, STAND_IN, free_ports, stand_in
+from tests.server_process import free_port
 
 
 def set_up(folder: Path) -> Setting:
@@ -131,75 +56,6 @@ def test_a_server_that_is_not_set_up_is_named_with_the_command_that_makes_it(tmp
     for name, folder in {"vllm": "vllm", "llama": "llama", "llama-python": "llama", "ray-llm": "ray-llm"}.items():
         with pytest.raises(PeerError, match=rf"setup\.sh .* {folder}"):
             SERVERS[name](Setting(tmp_path, tmp_path, tmp_path / "some.gguf", 1), 8123)
-
-
-def test_a_server_is_ready_inside_frozen_at_will_and_gone_after(tmp_path: Path) -> None:
-    port = free_port()
-    with RunningServer(stand_in("fake", port), port, tmp_path / "log") as server:
-        (process,) = server.processes()
-        assert server.start_s > 0
-        server.pause()
-        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 10.0)
-        server.resume()
-        assert process.status() != psutil.STATUS_STOPPED
-        server.pause()
-        assert (tmp_path / "log").read_text().startswith("a line of its log\n")
-    assert not process.is_running()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_a_frozen_server_ends_with_all_it_started_when_its_starter_is_killed(
-    number: signal.Signals, tmp_path: Path
-) -> None:
-    port = free_port()
-    command = [sys.executable, "-c", STARTER, str(port), BARE_STAND_IN, str(tmp_path / "log")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as starter:
-        assert starter.stdout is not None
-        pids = [int(word) for word in starter.stdout.readline().split()]
-        family = [psutil.Process(pid) for pid in pids]
-        assert len(family) == 2
-        wait_until(lambda: all(process.status() == psutil.STATUS_STOPPED for process in family), 10.0)
-        starter.send_signal(number)
-        starter.wait(20.0)
-    wait_until(lambda: not alive(family), 20.0)
-
-
-def test_what_a_server_leaves_behind_when_it_ends_is_ended(tmp_path: Path) -> None:
-    port = free_port()
-    command = stand_in("bare", port, program=BARE_STAND_IN)
-    with RunningServer(command, port, tmp_path / "log") as server:
-        family = server.processes()
-        assert len(family) == 2
-        next(process for process in family if process.name() != "sleep").kill()
-        wait_until(lambda: not alive(family), 10.0)
-        began_s = time.monotonic()
-        with pytest.raises(ServerError, match="bare ended with exit code 137"):
-            server.resume()
-        assert time.monotonic() - began_s < RESUME_TIMEOUT_S / 3
-
-
-def test_a_server_that_does_not_start_says_why_and_one_that_hangs_is_ended(tmp_path: Path) -> None:
-    port = free_port()
-    broken = stand_in("broken", port, program="import sys; print('loading'); sys.exit('no such model')")
-    with (
-        pytest.raises(ServerError, match="broken ended with exit code 1: no such model"),
-        RunningServer(broken, port, tmp_path / "log"),
-    ):
-        pass
-    with (
-        RunningServer(stand_in("first", port), port, tmp_path / "log"),
-        pytest.raises(ServerError, match="another server answers at"),
-        RunningServer(stand_in("second", port), port, tmp_path / "log"),
-    ):
-        pass
-    hanging = stand_in("hanging", port, program="import time; time.sleep(60)")
-    began_s = time.monotonic()
-    with (
-        pytest.raises(ServerError, match=r"not ready within 0.5 s: it printed nothing"),
-        RunningServer(hanging, port, tmp_path / "log", start_timeout_s=0.5),
-    ):
-        pass
-    assert time.monotonic() - began_s < 30.0
 
 
 def column(name: str, row: Row, value: float, ratio: float, num_failed: int = 0) -> Compared:
