@@ -15,12 +15,13 @@ from tests.server_process import alive, free_port, wait_until
 
 #: starts and freezes a server, says which processes that is, and waits: `PROGRAM PORT PROGRAM_OF_SERVER LOG`
 STARTER = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from benchmarks.servers.__main__ import interrupt_on_signals
 from benchmarks.servers.commands import ServerCommand
 from benchmarks.servers.process import RunningServer
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it, and so would this process
 interrupt_on_signals()
 port, program, log = sys.argv[1:]
 command = ServerCommand("frozen", [sys.executable, "-c", program, port], dict(os.environ), "")
@@ -53,13 +54,16 @@ def test_a_frozen_server_ends_with_all_it_started_when_its_starter_is_killed(
     port = free_port()
     command = [sys.executable, "-c", STARTER, str(port), BARE_STAND_IN, str(tmp_path / "log")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as starter:
-        assert starter.stdout is not None
-        pids = [int(word) for word in starter.stdout.readline().split()]
-        family = [psutil.Process(pid) for pid in pids]
-        assert len(family) == 2
-        wait_until(lambda: all(process.status() == psutil.STATUS_STOPPED for process in family), 10.0)
-        starter.send_signal(number)
-        starter.wait(20.0)
+        try:
+            assert starter.stdout is not None
+            pids = [int(word) for word in starter.stdout.readline().split()]
+            family = [psutil.Process(pid) for pid in pids]
+            assert len(family) == 2
+            wait_until(lambda: all(process.status() == psutil.STATUS_STOPPED for process in family), 10.0)
+            starter.send_signal(number)
+            starter.wait(20.0)
+        finally:
+            starter.kill()
     wait_until(lambda: not alive(family), 20.0)
 
 
