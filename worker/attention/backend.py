@@ -105,3 +105,11 @@ class AttentionBackend(Protocol):
         Raises `AttentionNotSupported` for an argument that the backend does not implement.
         """
         ...
+
+
+def refuse_unimplemented(backend: AttentionBackend, softcap: float | None, sinks: torch.Tensor | None) -> None:
+    """Raises `AttentionNotSupported` for what a layer asks and the backend's features leave out. Once a layer."""
+    if softcap is not None and not backend.features.softcap:
+        raise AttentionNotSupported(f"attention backend {backend.name} does not implement logit softcapping")
+    if sinks is not None and not backend.features.sinks:
+        raise AttentionNotSupported(f"attention backend {backend.name} does not implement attention sinks")

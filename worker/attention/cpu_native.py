@@ -7,7 +7,7 @@ the batch and the pool.
 import torch
 
 from kv_cache.tensor_pool import TensorPool
-from worker.attention.backend import AttentionBatch, AttentionFeatures, AttentionNotSupported
+from worker.attention.backend import AttentionBatch, AttentionFeatures, refuse_unimplemented
 from worker.native.build import NativeUnavailableError, ensure_kernels
 from worker.native.kernels import LANES, MAX_HEAD_SIZE, Kernels
 from worker.native.structures import Attention, Cache
@@ -56,10 +56,7 @@ class CpuNativeBackend:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if softcap is not None:
-            raise AttentionNotSupported(f"attention backend {self.name} does not implement logit softcapping")
-        if sinks is not None:
-            raise AttentionNotSupported(f"attention backend {self.name} does not implement attention sinks")
+        refuse_unimplemented(self, softcap, sinks)
         batch, pool = self.batch, self.pool
         assert batch is not None, "begin() comes before forward()"
         self.store(layer, key, value, batch.slot_mapping)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kv_cache.tensor_pool import TensorPool
-from worker.attention.backend import AttentionBatch, AttentionFeatures, AttentionNotSupported
+from worker.attention.backend import AttentionBatch, AttentionFeatures, refuse_unimplemented
 from worker.attention.flash_rows import PAGE_TOKENS, FlashRows, store_for, window_of
 
 #: what its functions must take; versions before 2.6 lack some
@@ -80,8 +80,7 @@ class FlashAttnBackend:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if sinks is not None:
-            raise AttentionNotSupported(f"attention backend {self.name} does not implement attention sinks")
+        refuse_unimplemented(self, softcap, sinks)
         batch, rows = self._batch, self._rows
         assert batch is not None, "begin() comes before forward()"
         assert rows is not None

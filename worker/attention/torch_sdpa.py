@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kv_cache.tensor_pool import TensorPool
-from worker.attention.backend import AttentionBatch, AttentionFeatures, AttentionNotSupported
+from worker.attention.backend import AttentionBatch, AttentionFeatures, refuse_unimplemented
 
 #: Queries of a prefill row are taken in blocks of this many: it bounds the mask and skips keys nobody sees.
 QUERY_BLOCK = 512
@@ -76,10 +76,7 @@ class TorchSdpaBackend:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if softcap is not None:
-            raise AttentionNotSupported(f"attention backend {self.name} does not implement logit softcapping")
-        if sinks is not None:
-            raise AttentionNotSupported(f"attention backend {self.name} does not implement attention sinks")
+        refuse_unimplemented(self, softcap, sinks)
         batch = self._batch
         assert batch is not None, "begin() comes before forward()"
         keys, values = self._pool.key_value(layer)

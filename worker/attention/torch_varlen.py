@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kv_cache.tensor_pool import TensorPool
-from worker.attention.backend import AttentionBatch, AttentionFeatures, AttentionNotSupported
+from worker.attention.backend import AttentionBatch, AttentionFeatures, refuse_unimplemented
 from worker.attention.flash_rows import PAGE_TOKENS, FlashRows, store_for, window_of
 
 #: PyTorch before 2.13 lacks some of them.
@@ -68,10 +68,7 @@ class TorchVarlenBackend:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if softcap is not None:
-            raise AttentionNotSupported(f"attention backend {self.name} does not implement logit softcapping")
-        if sinks is not None:
-            raise AttentionNotSupported(f"attention backend {self.name} does not implement attention sinks")
+        refuse_unimplemented(self, softcap, sinks)
         batch, rows = self._batch, self._rows
         assert batch is not None, "begin() comes before forward()"
         assert rows is not None

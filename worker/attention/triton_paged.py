@@ -7,7 +7,7 @@ Knows blocks and rows, not requests. The host gives sizes alone: which row a pro
 import torch
 
 from kv_cache.tensor_pool import TensorPool
-from worker.attention.backend import AttentionBatch, AttentionFeatures, AttentionNotSupported
+from worker.attention.backend import AttentionBatch, AttentionFeatures, refuse_unimplemented
 from worker.attention.triton_tiles import MIN_ROWS, Tile, Tiles, choose_tiles, power_of_two
 
 #: Programs at which a GPU is taken for full, for each of its processors; in the interpreter, for all of it.
@@ -84,8 +84,7 @@ class TritonBackend:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if sinks is not None:
-            raise AttentionNotSupported(f"attention backend {self.name} does not implement attention sinks")
+        refuse_unimplemented(self, softcap, sinks)
         batch = self._batch
         assert batch is not None, "begin() comes before forward()"
         keys, values = self._pool.key_value(layer)
