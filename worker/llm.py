@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from worker.config import EngineConfig
 from worker.engine import Engine, EngineTotals
-from worker.request_checks import RequestError
+from worker.request_checks import RequestError, check_token_ids
 from worker.sampling_choices import SamplingChoices
 from worker.text import Tokenizer
 from worker.types import EngineRequest, PromptTokenLogprobs, SamplingParams, TokenEvent, TokenLogprobs
@@ -88,7 +88,7 @@ class LLM:
                 encoded.append((prompt, self._tokenizer.encode(prompt)))
             else:
                 token_ids = list(prompt)
-                self._check_token_ids(token_ids)
+                check_token_ids(token_ids, self._engine.vocab_size)
                 encoded.append((self._tokenizer.decode(token_ids, skip_special_tokens=False), token_ids))
         return self._run(encoded, params or SamplingChoices(), progress)
 
@@ -140,7 +140,6 @@ class LLM:
                 request_id = f"llm-{next(self._request_numbers)}"
                 request = EngineRequest(request_id, token_ids, self._params_for(token_ids, params))
                 try:
-                    self._check_token_ids(token_ids)
                     self._engine.add_request(request, time.monotonic())
                 except RequestError as error:
                     raise RequestError(f"prompt {place + 1} of {len(prompts)}: {error}") from error
@@ -169,12 +168,6 @@ class LLM:
             for request_id in num_open:
                 self._engine.abort(request_id)
         return completions
-
-    def _check_token_ids(self, token_ids: list[int]) -> None:
-        """An id without an embedding would end the process on some devices, not the request."""
-        for token_id in token_ids:
-            if not 0 <= token_id < self._engine.vocab_size:
-                raise RequestError(f"token id {token_id} is not in the vocabulary of {self._engine.vocab_size}")
 
     def _params_for(self, prompt_token_ids: list[int], params: SamplingChoices | SamplingParams) -> SamplingParams:
         if isinstance(params, SamplingParams):

@@ -10,14 +10,20 @@ class RequestError(ValueError):
     """The engine refuses this request; the message is for the client."""
 
 
+def check_token_ids(token_ids: list[int], vocab_size: int) -> None:
+    """Raises RequestError for an id that is no token: in a step it would end it for everybody, and the process on some
+    devices."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        strange = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise RequestError(f"token id {strange} is not in the vocabulary of {vocab_size}")
+
+
 def checked_outputs(request: EngineRequest, vocab_size: int) -> list[list[int]]:
     """A list of the tokens that each sample has already. Raises RequestError for what leaves nothing to do, and for
-    ids that are no tokens: one of them in a step would end it for everybody."""
+    ids that are no tokens."""
     params = request.params
     for token_ids in (request.prompt_token_ids, *request.output_token_ids):
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-            strange = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-            raise RequestError(f"token id {strange} is not in the vocabulary of {vocab_size}")
+        check_token_ids(token_ids, vocab_size)
     if not request.prompt_token_ids:
         raise RequestError("the prompt is empty")
     if params.n < 1 or (params.beam is not None and params.beam.width < params.n):
