@@ -12,9 +12,9 @@ from deployments.bench.chats_summary import CHAT, ChatsSummary
 from deployments.bench.summary import Summary
 from deployments.bench.target import TargetError
 
-#: what is compared: a name, and where it stands in a summary
 Quantities = dict[str, Callable[[Summary], float | None]]
 
+#: what is compared: a name, and where it stands in a summary
 COMPARED: Quantities = {
     "output_tokens_per_s": lambda summary: summary.output_tokens_per_s,
     "goodput_requests_per_s": lambda summary: summary.goodput_requests_per_s,
@@ -64,7 +64,6 @@ def check_lengths(summary: Summary) -> None:
     """Raises UnequalAnswersError unless every complete answer has the length that was asked for."""
     if summary.num_short or summary.num_longer:
         raise UnequalAnswersError(summary)
-
 
 
 @dataclass(frozen=True, slots=True)
