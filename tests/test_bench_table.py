@@ -42,8 +42,8 @@ def test_costs_of_the_scheduler_are_shown_for_one_answer_and_for_a_step() -> Non
         ("scheduler, 256 running, 10,000 waiting (fcfs)", "1.50 µs for each of them", "0.38 ms a step")
     ]
     assert scheduler_rows({**line, "queue_policy": "fair"}) == scheduler_rows({**line, "waiting": 10}) == []
-    assert record_rows({"running": 256, "record_us": 30.2, "step_ms": 120.0, "share": 0.00025}) == [
-        ("a step's record, 256 running", "30 µs", "0.03% of the decode step of 120 ms")
+    assert record_rows({"running": 256, "record_us": 30.2, "explain_us": 210.0, "step_ms": 120.0, "share": 0.002}) == [
+        ("step records and what `explain` keeps, 256 running", "240 µs a step", "0.20% of the decode step of 120 ms")
     ]
     assert python_rows({"running": 32, "python_ms": 0.504, "python_p90_ms": 0.61, "steps": 60}) == [
         ("Python per step, 32 running", "0.50 ms", "90 of 100 steps within 0.61 ms")

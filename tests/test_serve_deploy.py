@@ -20,6 +20,8 @@ import pytest
 import ray
 import yaml
 from ray import serve
+from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+from ray.serve.schema import ApplicationStatusOverview
 
 from deployments.app import WORKER_NAME
 from deployments.cli.local_ray import OBJECT_STORE_BYTES
@@ -73,11 +75,11 @@ class Cluster:
         return ended.stdout
 
     def deploy(self, path: Path) -> None:
-        self.serve("deploy", str(path), "-a", self.dashboard)
+        """As `serve deploy` does, which takes seconds to start."""
+        ServeSubmissionClient(self.dashboard).deploy_applications(yaml.safe_load(path.read_text()))
 
-    def status(self) -> dict[str, Any]:
-        status = yaml.safe_load(self.serve("status", "-a", self.dashboard))
-        return status["applications"]["stallfree"]
+    def status(self) -> ApplicationStatusOverview:
+        return serve.status().applications["stallfree"]
 
     def worker_pids(self) -> set[int]:
         """By the names that Ray gives to the processes of replicas."""
@@ -134,13 +136,15 @@ def streaming(url: str) -> Iterator[Callable[[], str]]:
 
 
 def is_running(cluster: Cluster) -> bool:
-    return cluster.status()["status"] == "RUNNING"
+    return cluster.status().status == "RUNNING"
 
 
 def test_a_deployed_file_is_running_and_serves_and_its_user_config_holds(cluster: Cluster) -> None:
-    cluster.deploy(cluster.config({"max_num_seqs": 4}))
+    cluster.serve("deploy", str(cluster.config({"max_num_seqs": 4})), "-a", cluster.dashboard)
     wait_until(lambda: is_running(cluster), START_TIMEOUT_S)
-    assert {deployment["status"] for deployment in cluster.status()["deployments"].values()} == {"HEALTHY"}
+    status = yaml.safe_load(cluster.serve("status", "-a", cluster.dashboard))["applications"]["stallfree"]
+    assert status["status"] == "RUNNING"
+    assert {deployment["status"] for deployment in status["deployments"].values()} == {"HEALTHY"}
     answer = httpx.post(f"{cluster.url}/v1/completions", json={"model": "tiny", "prompt": "Hello", "max_tokens": 3})
     assert answer.status_code == 200
     wait_until(lambda: cluster.live_options().get("max_num_seqs") == 4, 10.0)
@@ -186,8 +190,8 @@ def test_other_arguments_start_new_workers(cluster: Cluster) -> None:
 
 def test_wrong_arguments_fail_by_name_and_what_runs_goes_on(cluster: Cluster) -> None:
     cluster.deploy(cluster.config(max_num_sequences=6))
-    wait_until(lambda: cluster.status()["status"] == "DEPLOY_FAILED", START_TIMEOUT_S)
-    assert "max_num_sequences" in cluster.status()["message"]
+    wait_until(lambda: cluster.status().status == "DEPLOY_FAILED", START_TIMEOUT_S)
+    assert "max_num_sequences" in cluster.status().message
     answer = httpx.post(f"{cluster.url}/v1/completions", json={"model": "tiny", "prompt": "Hello", "max_tokens": 3})
     assert answer.status_code == 200
 

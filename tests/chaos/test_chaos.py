@@ -1,6 +1,7 @@
 """Workers are killed, stopped and replaced under load, and no client notices more than a pause.
 
-The short form on a small engine runs with the fast tests; the full one, on the demo model, is `make chaos`.
+The short form on a small engine runs with the fast tests. On the demo model there are three kills, and five in
+`make chaos`.
 """
 
 from pathlib import Path
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.ray
 
 #: `make chaos` holds the pause to its goal; here the machine may have other work, and a gap is no lost answer
 BUSY_GAP_S = 15.0
+#: one before a worker is stopped, two while it is
+NUM_KILLS = 3
 
 
 def test_a_worker_that_is_killed_under_load_costs_a_pause_and_no_token(paced_folder: Path):
@@ -35,9 +38,9 @@ def test_a_worker_that_is_killed_under_load_costs_a_pause_and_no_token(paced_fol
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(600)
-def test_the_demo_model_keeps_every_answer_through_five_kills_a_stop_and_a_redeploy():
-    wanted = Disturbances(num_kills=5, stop_s=STOP_S, redeploy={"max_num_batched_tokens": 96})
+def test_the_demo_model_keeps_every_answer_through_three_kills_a_stop_and_a_redeploy():
+    wanted = Disturbances(NUM_KILLS, STOP_S, redeploy={"max_num_batched_tokens": 96})
     verdict = demo_run(num_workers=3, num_in_flight=12, wanted=wanted)
     print(verdict.to_dict())
-    assert verdict.failures(num_kills=5, most_gap_s=BUSY_GAP_S) == []
+    assert verdict.failures(NUM_KILLS, most_gap_s=BUSY_GAP_S) == []
     assert verdict.requests >= NUM_REQUESTS

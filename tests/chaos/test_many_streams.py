@@ -14,9 +14,9 @@ from tests.server_process import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 NUM_STREAMS = 500
-NUM_TOKENS = 96
+NUM_TOKENS = 64
 #: slow enough that all of them have begun before the first one ends
-STEP_MS = 100
+STEP_MS = 250
 CLIENT_TIMEOUT_S = 150
 
 
