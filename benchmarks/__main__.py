@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.documents import document_with, with_table
-from benchmarks.options import Parser
+from benchmarks.options import Parser, run_program
 
 Line = dict[str, Any]
 #: the lines of a document between which the table stands
@@ -120,4 +120,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

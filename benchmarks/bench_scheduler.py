@@ -7,7 +7,7 @@ The best of several rounds is printed: noise only adds.
 import json
 import time
 
-from benchmarks.options import Parser
+from benchmarks.options import Parser, run_program
 from kv_cache import BlockKey, BlockManager
 from scheduler import QueuePolicy, Request, Scheduler, SchedulerConfig, SchedulerOutputs, StopRules
 
@@ -78,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

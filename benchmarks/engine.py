@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from benchmarks.options import NamesOnce, Parser, count
+from benchmarks.options import NamesOnce, Parser, count, run_program
 from benchmarks.peers.__main__ import run as run_peers
 from benchmarks.peers.drivers import OURS, PeerError, Setting, peers_at_hand
 from kv_cache.huge_pages import advise_huge_pages
@@ -207,4 +207,4 @@ def measure(parser: Parser, args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

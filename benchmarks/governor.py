@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.driving import Lengths, drive, trace_lengths
 from benchmarks.machine import Machine, NoisySteps, machine_of
-from benchmarks.options import Parser, count, existing_file, positive, trace_file, whole_number
+from benchmarks.options import Parser, count, existing_file, positive, run_program, trace_file, whole_number
 from benchmarks.simulated import BLOCK_SIZE, DecodeSteps, simulate
 from deployments.bench.stats import percentile
 from scheduler import SchedulerConfig
@@ -146,4 +146,4 @@ def measure(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.options import Parser
+from benchmarks.options import Parser, run_program
 from tests.structured.schemas import HOSTILE, SCHEMAS
 from worker.demo_model import ensure_demo_model
 
@@ -244,4 +244,4 @@ def _peak_mb() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

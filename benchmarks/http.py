@@ -18,9 +18,9 @@ from pathlib import Path
 from benchmarks.documents import document_with, with_table
 from benchmarks.http_rows import GOALS, SEED, Row, all_rows
 from benchmarks.http_table import BEGIN, END, Measured, goal_lines, table
-from benchmarks.options import MOST_PORT, NamesOnce, Parser, count, existing_folder, number_from, port
+from benchmarks.options import NamesOnce, Parser, count, existing_folder, number_from, port, run_program
 from benchmarks.peers.drivers import OURS, PeerError, Setting
-from benchmarks.servers.__main__ import add_setting_options, interrupt_on_signals, setting_of
+from benchmarks.servers.__main__ import LAST_PORT, add_setting_options, interrupt_on_signals, setting_of
 from benchmarks.servers.commands import SERVERS, USUAL
 from benchmarks.servers.process import RunningServer, ServerError
 from deployments.bench.chats import LONG_EVERY_S
@@ -221,8 +221,8 @@ def main() -> int:
     options = parser()
     args = options.parse_args()
     last_port = args.first_port + len(args.servers) - 1
-    if last_port > MOST_PORT:
-        options.error(f"--first-port: so many servers would need ports up to {last_port}")
+    if last_port > LAST_PORT:
+        options.error(f"--first-port: the last of so many servers has {last_port}, and {LAST_PORT} is the most")
     interrupt_on_signals()
     with options.refusing():
         setting = setting_of(args)
@@ -236,4 +236,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.options import Parser, count
+from benchmarks.options import Parser, count, run_program
 from worker.config import EngineConfig
 from worker.engine import Engine
 from worker.types import EngineRequest, SamplingParams
@@ -166,4 +166,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -6,6 +6,7 @@ Knows no benchmark. Loads no torch until something goes wrong.
 import argparse
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,10 +14,20 @@ from typing import Any, NoReturn
 from deployments.bench.traces import TraceError, read_trace
 
 MOST_PORT = 2**16 - 1
+_INTERRUPTED = 130
 
 
 class BadValueError(Exception):
     """An option's value turned out to be of no use; the message begins with the option."""
+
+
+def run_program(main: Callable[[], int | None]) -> NoReturn:
+    """Exit with what `main` returns; with 130 when it was interrupted."""
+    try:
+        status = main()
+    except KeyboardInterrupt:
+        status = _INTERRUPTED
+    sys.exit(status)
 
 
 class Parser(argparse.ArgumentParser):

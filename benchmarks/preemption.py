@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.driving import Lengths, drive
-from benchmarks.options import Parser, count, number_from
+from benchmarks.options import Parser, count, number_from, run_program
 from scheduler.config import PreemptionMode
 from worker.config import EngineConfig, blocks_for
 from worker.engine import Engine
@@ -99,4 +99,4 @@ def auto_over_better(rates: dict[str, list[float]]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.options import Parser, count, whole_number
+from benchmarks.options import Parser, count, run_program, whole_number
 from worker.config import EngineConfig
 from worker.engine import Engine
 from worker.sampled_rows import NO_TOKEN
@@ -109,4 +109,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import NamesOnce, Parser
+from benchmarks.options import NamesOnce, Parser, run_program
 from benchmarks.serving_cost import ProcessTimes
 from benchmarks.serving_departures import Departures
 from benchmarks.serving_runs import MODEL_NAME, Answer, LoopSide, ServedSide, Workload
@@ -201,4 +201,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

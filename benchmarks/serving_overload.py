@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.options import Parser, positive
+from benchmarks.options import Parser, positive, run_program
 from tests.chaos.client import Stream, ask, session
 from tests.chaos.paced import body, paced_args, paced_environment
 from tests.chaos.run import percentile
@@ -138,4 +138,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

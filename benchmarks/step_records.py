@@ -14,7 +14,7 @@ from random import Random
 
 from benchmarks.bench_scheduler import run, scheduler_with
 from benchmarks.driving import drive
-from benchmarks.options import BadValueError, Parser, count, whole_number
+from benchmarks.options import BadValueError, Parser, count, run_program, whole_number
 from scheduler import QueuePolicy
 from scheduler.lives import Lives
 from scheduler.records import ChunkRecord, StepRecord, StepRecordRing, WaitReason
@@ -145,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
@@ -11,7 +12,8 @@ from deployments.answers import Delta
 from deployments.api_service import ApiService
 from deployments.disconnects import unless_disconnected
 from deployments.event_response import EventStream
-from deployments.event_stream import StreamState
+from deployments.event_stream import ClosingFields, StreamState
+from deployments.key_check import caller_of
 from deployments.rendering import whole_answers
 
 #: from the answers' deltas to the bytes of a stream
@@ -21,6 +23,18 @@ StreamRendering = Callable[[AsyncGenerator[Delta, None], StreamState], AsyncGene
 def service_of(request: Request) -> ApiService:
     service: ApiService = request.app.state.service
     return service
+
+
+def explained(request: Request, service: ApiService, response_id: str, asked: bool | None) -> ClosingFields | None:
+    """The `explanation` of the answer, as its caller may see it; None if it was not asked for."""
+    if not asked:
+        return None
+    caller, has_keys = caller_of(request, service.settings), service.settings.keys is not None
+
+    async def fields() -> dict[str, Any]:
+        return {"explanation": await service.explain.explanation_if_known(response_id, caller, has_keys=has_keys)}
+
+    return fields
 
 
 async def whole(request: Request, service: ApiService, jobs: list[Job]) -> list[Delta]:

@@ -17,7 +17,7 @@ from deployments import dashboard_routes, openapi_routes
 from deployments.admission import AdmissionGate
 from deployments.answer_meter import ApiMetrics
 from deployments.answer_runs import Job
-from deployments.answering import service_of, streamed, whole
+from deployments.answering import explained, service_of, streamed, whole
 from deployments.api_service import ApiService, ApiSettings
 from deployments.arrival import arrival_of
 from deployments.chat_rendering import ChatRendering
@@ -142,27 +142,21 @@ async def _answer(
     settings = service.settings
     response_id = jobs[0].request.request_id.removesuffix("-0")
     envelope = Envelope(response_id, int(time.time()), settings.served_model_name, settings.system_fingerprint)
-    caller, has_keys = caller_of(request, settings), settings.keys is not None
-
-    async def explained() -> dict[str, Any]:
-        return {"explanation": await service.explain.explanation_if_known(response_id, caller, has_keys=has_keys)}
-
+    explanation = explained(request, service, response_id, body.explain)
     usage = Usage(prompt_tokens=sum(len(job.request.prompt_token_ids) for job in jobs))
     if body.stream:
         shown_usage = usage if body.include_usage else None
         return streamed(
             service,
             jobs,
-            lambda deltas, state: events(
-                deltas, rendering, envelope, shown_usage, state, explained if body.explain else None
-            ),
+            lambda deltas, state: events(deltas, rendering, envelope, shown_usage, state, explanation),
         )
     wholes = await whole(request, service, jobs)
     usage.completion_tokens = sum(whole.num_tokens for whole in wholes)
     usage.cached_tokens = sum(whole.num_cached_tokens for whole in wholes)
     if body.is_ranked:
         wholes = best_answers(wholes, body.num_candidates, body.num_choices)
-    closing: dict[str, Any] = {"usage": usage.to_dict()} | (await explained() if body.explain else {})
+    closing: dict[str, Any] = {"usage": usage.to_dict()} | (await explanation() if explanation else {})
 
     def render() -> Response:
         return JSONResponse(whole_response(rendering, envelope, wholes) | closing)

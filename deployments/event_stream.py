@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 _DONE = b"data: [DONE]\n\n"
 
+#: what is said last of an answer, asked for when all else is sent
+ClosingFields = Callable[[], Awaitable[dict[str, Any]]]
+
 
 @dataclass(slots=True)
 class StreamState:
@@ -33,11 +36,11 @@ async def events(
     envelope: Envelope,
     usage: Usage | None,
     state: StreamState,
-    closing_fields: Callable[[], Awaitable[dict[str, Any]]] | None = None,
+    closing_fields: ClosingFields | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """The bytes of one stream. A failure before it has begun is raised, so that it can still become an HTTP status;
     a later one is an error event, after which the stream ends without `[DONE]`. `usage`, where it was asked for,
-    is filled in and sent in a last chunk of its own, with the `closing_fields`, asked for when all else is sent."""
+    is filled in and sent in a last chunk of its own, with the `closing_fields`."""
     try:
         async with aclosing(deltas):
             async for delta in deltas:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import BEGIN, END
-from benchmarks.options import Parser
+from benchmarks.options import Parser, run_program
 from worker.config import ConfigError
 
 NOWHERE = "/nowhere/at-all"
@@ -62,7 +62,7 @@ NO_MODEL = f"--model: there is no folder {NOWHERE}"
         ("benchmarks.http", ("--environments", NOWHERE), "--environments: there is no folder"),
         ("benchmarks.http", ("--environments", "/", "--rounds", "0"), "--rounds: must be at least 1"),
         ("benchmarks.http", ("--environments", "/", "--duration-s", "9"), "--duration-s: must be at least 10"),
-        ("benchmarks.http", ("--environments", "/", "--first-port", "65535"), "--first-port: so many servers"),
+        ("benchmarks.http", ("--environments", "/", "--first-port", "65434"), "--first-port: the last of so many"),
         ("benchmarks.http", ("--environments", "/", "--logs", NOWHERE), "--logs: there is no folder"),
         ("benchmarks.http", ("--environments", "/", "--write", __file__), "there is no place for the table"),
         ("benchmarks.http", ("--environments", "/", "--option", "x"), "--option: must read NAME=VALUE"),
@@ -84,7 +84,7 @@ NO_MODEL = f"--model: there is no folder {NOWHERE}"
         ("benchmarks.preemption", MODEL, NO_MODEL),
         ("benchmarks.python_per_step", ("--running", "0"), "--running: must be from 1 to 2048"),
         ("benchmarks.python_per_step", MODEL, NO_MODEL),
-        ("benchmarks.servers", ("vllm", "--environments", "/", "--port", "70000"), "--port: must be from 1 to 65535"),
+        ("benchmarks.servers", ("vllm", "--environments", "/", "--port", "65500"), "--port: must be from 1 to 65435"),
         ("benchmarks.servers", ("vllm", "--environments", "/", "--for-s", "-1"), "--for-s: must be a number above 0"),
         ("benchmarks.serving", MODEL, NO_MODEL),
         ("benchmarks.serving_overload", ("--seconds", "0"), "--seconds: must be a number above 0"),
@@ -151,3 +151,14 @@ def test_what_shows_only_inside_is_refused_alike_and_faults_are_not_hidden(
     assert capsys.readouterr().err == "python -m benchmarks.x: error: --num-threads: must be at least 1\n"
     with pytest.raises(ValueError, match="a fault"), parser.refusing():
         raise ValueError("a fault")
+
+
+def interrupted() -> int:
+    raise KeyboardInterrupt
+
+
+def test_a_program_ends_with_its_status_or_with_130_when_interrupted() -> None:
+    for main, status in ((lambda: 1, 1), (lambda: None, None), (interrupted, 130)):
+        with pytest.raises(SystemExit) as ending:
+            run_program(main)
+        assert ending.value.code == status

@@ -90,6 +90,38 @@ def test_the_last_chunk_of_a_stream_carries_it_where_it_was_asked_for(folder: Pa
     run_explained(folder, scenario)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "last_event"),
+    [
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 3}, "response.incomplete"),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "stop_sequences": ["never"]},
+            "message_stop",
+        ),
+    ],
+)
+def test_the_other_dialects_carry_it_where_it_was_asked_for(
+    path: str, fields: dict[str, Any], last_event: str, folder: Path
+):
+    async def scenario(api: ExplainedApi) -> None:
+        body = {"model": "tiny", "temperature": 0, **fields}
+        whole = (await api.http.post(path, json={**body, "explain": True})).json()
+        check(whole["explanation"])
+        assert whole["explanation"] == await api.explain(whole["id"])
+        assert "explanation" not in (await api.http.post(path, json=body)).json()
+        for asked in (True, False):
+            response = await api.http.post(path, json={**body, "stream": True, "explain": asked})
+            *before, last = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+            assert last["type"] == last_event
+            assert not any("explanation" in event for event in before)
+            assert ("explanation" in last) == asked
+            if asked:
+                check(last["explanation"])
+
+    run_explained(folder, scenario)
+
+
 def test_a_running_request_is_explained_as_far_as_it_has_come(folder: Path):
     async def scenario(api: ExplainedApi) -> None:
         asking = asyncio.create_task(api.complete(prompt=[7] * 20, max_tokens=60, headers={"x-request-id": "running"}))

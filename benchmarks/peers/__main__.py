@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import NamesOnce, Parser, count, existing_file, existing_folder, name_and_value
+from benchmarks.options import NamesOnce, Parser, count, existing_file, existing_folder, name_and_value, run_program
 from benchmarks.peers.drivers import OURS, PEERS, Driver, PeerError, Setting
 from benchmarks.peers.rows import ROWS
 from worker.config import EngineConfig
@@ -117,4 +117,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

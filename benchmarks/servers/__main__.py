@@ -14,12 +14,23 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.options import Parser, count, existing_folder, name_and_value, port, positive
+from benchmarks.options import (
+    MOST_PORT,
+    Parser,
+    count,
+    existing_folder,
+    name_and_value,
+    positive,
+    run_program,
+    whole_number,
+)
 from benchmarks.peers.drivers import PeerError, Setting
-from benchmarks.servers.commands import SERVERS
+from benchmarks.servers.commands import METRICS_PORT_OFFSET, SERVERS
 from benchmarks.servers.process import RunningServer, ServerError
 
 DEFAULT_PORT = 8100
+#: of the server; ours has a second port
+LAST_PORT = MOST_PORT - METRICS_PORT_OFFSET
 DEFAULT_FOR_S = 3600.0
 
 
@@ -48,7 +59,7 @@ def main() -> int:
     parser = Parser("benchmarks.servers", __doc__)
     parser.add_argument("name", choices=tuple(SERVERS))
     add_setting_options(parser)
-    parser.add_argument("--port", type=port, default=DEFAULT_PORT, help="(default: %(default)s)")
+    parser.add_argument("--port", type=whole_number(1, LAST_PORT), default=DEFAULT_PORT, help="(default: %(default)s)")
     parser.add_argument("--for-s", type=positive, default=DEFAULT_FOR_S, metavar="S", help="(default: %(default)g)")
     args = parser.parse_args()
     interrupt_on_signals()
@@ -80,4 +91,4 @@ def interrupt_on_signals() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -127,6 +127,7 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     stream: bool | None = None
     service_tier: str | None = None
+    explain: bool | None = None
 
     def _chat_fields(self) -> dict[str, Any]:
         return {

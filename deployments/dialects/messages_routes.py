@@ -4,7 +4,7 @@
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from deployments.answering import service_of, streamed, whole
+from deployments.answering import explained, service_of, streamed, whole
 from deployments.arrival import arrival_of
 from deployments.dialects.messages_answer import MessageEvents, message_object
 from deployments.dialects.messages_body import CountTokensRequest, MessagesRequest
@@ -30,11 +30,13 @@ async def messages(request: Request) -> Response:
     message_id, num_prompt_tokens = jobs[0].request.request_id, len(jobs[0].request.prompt_token_ids)
     model = settings.served_model_name
     parts = service.chats.parts(body.chat, jobs[0].request.prompt_token_ids)
+    explanation = explained(request, service, message_id, body.explain)
     if body.stream:
         events = MessageEvents(message_id, model, num_prompt_tokens, request.state.request_id, parts)
-        return streamed(service, jobs, lambda deltas, state: named_events(deltas, events, state))
+        return streamed(service, jobs, lambda deltas, state: named_events(deltas, events, state, explanation))
     (answer,) = await whole(request, service, jobs)
-    return JSONResponse(message_object(message_id, model, num_prompt_tokens, answer, parts))
+    message = message_object(message_id, model, num_prompt_tokens, answer, parts)
+    return JSONResponse(message | (await explanation() if explanation else {}))
 
 
 @router.post("/v1/messages/count_tokens", **describe(CountTokensRequest, TokenCount, error=MessagesError))

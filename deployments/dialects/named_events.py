@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from deployments.answers import Delta
-from deployments.event_stream import StreamState
+from deployments.event_stream import ClosingFields, StreamState
 from deployments.protocol.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -31,9 +31,13 @@ class EventRendering(Protocol):
 
 
 async def named_events(
-    deltas: AsyncGenerator[Delta, None], rendering: EventRendering, state: StreamState
+    deltas: AsyncGenerator[Delta, None],
+    rendering: EventRendering,
+    state: StreamState,
+    closing_fields: ClosingFields | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """The bytes of one stream. A failure before it has begun is raised; a later one is told as the last events."""
+    """The bytes of one stream. A failure before it has begun is raised; a later one is told as the last events. The
+    last event of a stream that ends well has the `closing_fields`."""
     is_first = True
     try:
         async with aclosing(deltas):
@@ -41,7 +45,10 @@ async def named_events(
                 events = rendering.begin(delta) if is_first else []
                 is_first = False
                 yield _bytes([*events, *rendering.delta(delta)])
-        yield _bytes(rendering.end())
+        ending = rendering.end()
+        if closing_fields is not None:
+            ending[-1] |= await closing_fields()
+        yield _bytes(ending)
     except Exception as error:
         if not state.has_begun:
             raise

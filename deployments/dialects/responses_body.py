@@ -74,6 +74,7 @@ class ResponsesRequest(BaseModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
+    explain: bool | None = None
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:

@@ -5,7 +5,7 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from deployments.answering import service_of, streamed, told
+from deployments.answering import explained, service_of, streamed, told
 from deployments.arrival import arrival_of
 from deployments.dialects.named_events import named_events
 from deployments.dialects.responses_answer import ResponseEnvelope, ResponseOutput
@@ -45,8 +45,9 @@ async def responses(request: Request) -> Response:
     )
     token_text = service.tokenizer.token_text if body.with_logprobs else None
     output = ResponseOutput(envelope, token_text, service.chats.parts(body.chat, asked.prompt_token_ids))
+    explanation = explained(request, service, asked.request_id, body.explain)
     if body.stream:
         events = ResponseEvents(output)
-        return streamed(service, jobs, lambda deltas, state: named_events(deltas, events, state))
+        return streamed(service, jobs, lambda deltas, state: named_events(deltas, events, state, explanation))
     await told(request, service, jobs, output.add)
-    return JSONResponse(output.response())
+    return JSONResponse(output.response() | (await explanation() if explanation else {}))

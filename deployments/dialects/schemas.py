@@ -69,6 +69,7 @@ class AnthropicMessage(Described):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: MessageUsage
+    explanation: dict[str, Any] | None = None
 
 
 class TokenCount(Described):
@@ -158,3 +159,4 @@ class ResponseObject(Described):
     truncation: Literal["disabled"]
     usage: ResponseUsage
     user: str | None
+    explanation: dict[str, Any] | None = None
