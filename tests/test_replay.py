@@ -216,7 +216,7 @@ def test_the_run_of_the_demo_model_is_predicted(
     path = tmp_path / "demo.rec"
     engine = Engine(EngineConfig(device="cpu", max_model_len=1024, num_device_blocks=120, record=str(path)))
     requests = random_live_requests(
-        Random(8), NUM_REQUESTS, vocab_size=engine.vocab_size, mean_gap_s=0.12, prompt_tokens=(10, 200),
+        Random(8), NUM_REQUESTS, vocab_size=engine.vocab_size, mean_gap_s=0.2, prompt_tokens=(10, 200),
         output_tokens=(4, 40),
     )  # fmt: skip
     run_live(engine, requests)
