@@ -1,9 +1,15 @@
 """An oracle that excuses everything proves nothing: what the margin rule lets pass, and what it does not."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.oracle.compare import NEAR_TIE_MARGIN, compare_answers
-from tests.oracle.reference import ReferenceAnswer
+from tests.oracle.conftest import OracleModel
+from tests.oracle.prompts import tiny_prompts
+from tests.oracle.reference import ReferenceAnswer, chosen_answer, greedy_answer
+from tests.tiny_models import load_reference
+from worker.types import SamplingParams
 
 pytestmark = pytest.mark.oracle
 
@@ -50,3 +56,19 @@ def test_near_ties_of_more_than_one_sequence_in_a_hundred_fail() -> None:
 @pytest.mark.parametrize("got", [[7, 8], [7, 8, 9, 9], []])
 def test_an_answer_of_another_length_is_a_fault(got: list[int]) -> None:
     assert compare_answers([ANSWER], [got]).faults
+
+
+def test_a_guess_decides_nothing(tiny_model: Callable[[str], OracleModel]) -> None:
+    model = load_reference(tiny_model("llama").folder)
+    prompt, sampled = tiny_prompts([20])[0], SamplingParams(max_tokens=12, temperature=1.0, seed=3)
+    for answer_with in (
+        lambda guess: greedy_answer(model, prompt, 12, guess=guess),
+        lambda guess: chosen_answer(model, prompt, sampled, guess=guess),
+    ):
+        plain = answer_with(())
+        right = plain.token_ids
+        wrong = [token_id ^ 1 for token_id in right]
+        for guess in (right, right[:5], wrong, [*right[:7], *wrong[7:]], [*right[:11], wrong[11]], [*right, 9]):
+            guessed = answer_with(guess)
+            assert guessed.token_ids == right
+            assert guessed.margins == pytest.approx(plain.margins, abs=1e-4)

@@ -47,11 +47,6 @@ def _requests(prompts: list[list[int]], num_tokens: int) -> list[EngineRequest]:
 
 
 def _check(mix: Mix, model: OracleModel, name: str, requests: list[EngineRequest], sizes: Sizes, tally: Tally) -> None:
-    expected = [
-        model.answer(request.prompt_token_ids, replace(request.params, n=1), index)
-        for request in requests
-        for index in range(request.params.n)
-    ]
     engine = Engine(
         mix.engine_config(
             str(model.folder),
@@ -62,6 +57,13 @@ def _check(mix: Mix, model: OracleModel, name: str, requests: list[EngineRequest
         )
     )
     run = Run(engine, requests, arrival_steps=[place // 2 for place in range(len(requests))])
+    expected = [
+        model.answer(
+            request.prompt_token_ids, replace(request.params, n=1), index, run.answers[request.request_id, index]
+        )
+        for request in requests
+        for index in range(request.params.n)
+    ]
     tally.add(f"{name}, {mix}", compare_answers(expected, list(run.answers.values())), engine.totals)
     assert set(run.reasons.values()) == {"length"}
     num_preemptions = engine.totals.num_preemptions_recompute + engine.totals.num_preemptions_swap
