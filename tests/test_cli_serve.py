@@ -35,9 +35,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def started(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """The command as a child process; whatever it left behind is ended with the test."""
+    """The command as a child process in a group of its own; whatever it left behind is ended with the test."""
     command = [sys.executable, "-m", "deployments.cli.main", "serve", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
     children: list[psutil.Process] = []
     try:
         yield process
@@ -117,6 +117,32 @@ def test_it_says_one_line_answers_and_leaves_no_process(model_folder: Path):
         assert alive(family) == []
 
 
+@pytest.mark.slow
+def test_a_signal_to_its_whole_group_in_mid_stream_ends_it_at_once_and_leaves_no_process(model_folder: Path):
+    port = free_port()
+    options = ["--model", str(model_folder), "--port", str(port), "--metrics-port", "0", "--num-threads", "1"]
+    with started(*options, "--served-model-name", "mine") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("Serving mine")
+        family = psutil.Process(process.pid).children(recursive=True)
+        body = {"model": "mine", "prompt": "Hello", "max_tokens": 100, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60) as response:
+            next(response.iter_raw())
+            began_s = time.monotonic()
+            os.killpg(process.pid, signal.SIGTERM)
+            out, err = process.communicate(timeout=STOP_TIMEOUT_S)
+            ended_s = time.monotonic() - began_s
+        assert process.returncode == 1, err
+        assert out == ""
+        last_line = err.splitlines()[-1]
+        assert last_line.startswith("stallfree: error: Ray has ended")
+        assert last_line.endswith(f"signal the main process alone, {process.pid}")
+        assert "Traceback" not in err
+        # Ray's own processes would go on for ten seconds.
+        assert ended_s < 5.0
+        wait_for(lambda: alive(family) == [], 1.0)
+
+
 def test_ctrl_c_while_it_starts_leaves_no_process(model_folder: Path):
     options = ["--model", str(model_folder), "--port", str(free_port()), "--metrics-port", "0"]
     with started(*options) as process:
@@ -127,7 +153,8 @@ def test_ctrl_c_while_it_starts_leaves_no_process(model_folder: Path):
             return any("raylet" in child.name() for child in family)
 
         wait_for(is_starting, START_TIMEOUT_S)
-        process.send_signal(signal.SIGINT)
+        # As a terminal does it.
+        os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=STOP_TIMEOUT_S)
         assert process.returncode == 130, err
         assert out == ""

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.app import INGRESS_NAME
+from deployments.cli.ray_watch import RayWatch, end_with_ray, ending_ray
 from deployments.config import prepare_ray_environment
 from monitoring import metrics_actor
 
@@ -47,9 +49,17 @@ class RunningApp:
         self._started_serve = False
         self._deployed = False
         self._serves = False
+        self._say_that_it_ended: Callable[[str], None] | None = None
+        self._watch: RayWatch | None = None
 
-    def start_ray(self) -> None:
-        """Connects to the cluster at the given address, or starts one here that ends with this process."""
+    def start_ray(self, say_that_it_ended: Callable[[str], None] | None = None) -> None:
+        """Connects to the cluster at the given address, or starts one here that ends with this process.
+
+        Given `say_that_it_ended`, this process ends with one that was started here: should that end before `stop_ray`
+        is called, or not end by it, it is called in another thread with the reason, what is left is killed, and the
+        exit status is 1.
+        """
+        self._say_that_it_ended = say_that_it_ended if self._address is None else None
         prepare_ray_environment(Path(__file__).resolve().parents[2])
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         try:
@@ -67,6 +77,8 @@ class RunningApp:
             needs_token = self._address is not None and "RAY_AUTH_MODE" not in os.environ
             hint = ". If that cluster asks for a token, set RAY_AUTH_MODE=token" if needs_token else ""
             raise StartError(f"Ray: {_last_line(str(error))}{hint}") from error
+        if self._say_that_it_ended is not None:
+            self._watch = end_with_ray(self._say_that_it_ended)
 
     def deploy(self, app: Application, host: str, port: int) -> None:
         """Returns when the application is ready. Raises `StartError` with the reason if it cannot be."""
@@ -104,8 +116,12 @@ class RunningApp:
 
     def stop_ray(self) -> None:
         """Leaves the cluster; a local one ends, with every process that it started."""
+        if self._watch is not None:
+            self._watch.end()
         started = psutil.Process().children(recursive=True) if self._address is None else []
-        ray.shutdown()
+        say = self._say_that_it_ended
+        with ending_ray(say) if say is not None else contextlib.nullcontext():
+            ray.shutdown()
         _, alive = psutil.wait_procs(started, timeout=_REMAINS_TIMEOUT_S)
         for process in alive:
             process.kill()

@@ -5,10 +5,13 @@ Owns the order of a start: everything that can be refused is refused before Ray 
 
 import argparse
 import contextlib
+import functools
 import io
+import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from deployments.cli.local_ray import RunningApp
 
 NUM_SECRET_BYTES = 32
+#: GNU timeout signals a process and then its group: the second of these is no second wish. When this has passed, it is
+#: also seen whether Ray has got it.
+_SAME_SIGNAL_S = 0.2
 _WILDCARD_HOSTS = ("0.0.0.0", "::")
 
 _DESCRIPTION = """\
@@ -113,7 +119,7 @@ def _serve(
     running = RunningApp(address)
     try:
         _say(err, "starting Ray" if is_local else f"connecting to Ray at {address}")
-        running.start_ray()
+        running.start_ray(functools.partial(_say_that_ray_ended, out, err))
         # Ray has put its own handlers in place of ours; they end the process without undoing anything.
         _take_stop_signals()
         _say(err, f"starting {args.num_first_workers} x {args.model_name}")
@@ -133,6 +139,8 @@ def _serve(
 
 def _stop(running: "RunningApp", drain_timeout_s: float) -> None:
     """A stop signal during the drain cuts it short; one after that changes nothing."""
+    time.sleep(_SAME_SIGNAL_S)
+    _take_stop_signals()
     # Ray reports its own processes' ends as errors: they are what was asked for.
     with contextlib.redirect_stdout(io.StringIO()):
         with contextlib.suppress(KeyboardInterrupt):
@@ -166,7 +174,14 @@ def _stop_signals() -> Iterator[None]:
 
 
 def _interrupt(signal_number: int, frame: FrameType | None) -> None:
+    """`_stop` listens again."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _pass_over)
     raise KeyboardInterrupt
+
+
+def _pass_over(signal_number: int, frame: FrameType | None) -> None:
+    pass
 
 
 def _host_and_port(options: dict[str, Any]) -> tuple[str, int]:
@@ -222,6 +237,18 @@ def _check_model(config: EngineConfig) -> tuple[str, ...]:
         return check_loadable(config)
     except (WeightsError, UnsupportedModelError, DemoModelError) as error:
         raise ConfigError("model", str(error)) from error
+
+
+def _say_that_ray_ended(out: TextIO, err: TextIO, why: str) -> None:
+    """The last words of this process: nobody flushes after them, and whoever read the line may be gone as well."""
+    text = (
+        f"Ray has ended, and the server with it: {why}. A signal to the whole process group does that: "
+        f"signal the main process alone, {os.getpid()}"
+    )
+    with contextlib.suppress(OSError):
+        err.write(error_line(text))
+        err.flush()
+        out.flush()
 
 
 def _say(err: TextIO, text: str) -> None:
