@@ -41,6 +41,7 @@ from deployments.bench.slo import ITL_PERCENTILE, Slo
 from deployments.bench.stats import percentile
 from deployments.bench.traces import read_trace
 from deployments.bench.workloads import TraceWorkload
+from deployments.cli.bench_values import share
 from scheduler import SchedulerConfig
 from scheduler.config import SchedulerPolicy
 from worker.config import EngineConfig
@@ -236,7 +237,7 @@ def main() -> None:
     add("--slo-ttft-ms", type=positive, default=2000.0, help="of the median first token (default: %(default)s)")
     add("--rounds", type=whole_number(0), default=3, help="searches with the real engine; 0: the simulator alone")
     add("--num-requests", type=whole_number(2), default=60, help="of the trace, in each trial (default: %(default)s)")
-    add("--precision", type=positive, default=0.15, help="of the real engine's capacity (default: %(default)s)")
+    add("--precision", type=share, default=0.15, help="of the real engine's capacity (default: %(default)s)")
     add("--max-search-s", type=positive, default=120.0, help="no trial begins later in a search (default: %(default)s)")
     args = parser.parse_args()
     workload = TraceWorkload(args.trace.name, read_trace(args.trace), SCALE_INPUT, NUM_OUTPUT_TOKENS)

@@ -40,6 +40,7 @@ NUM_BANDWIDTH_READS = 5
 BATCH_SIZES = (1, 8, 32)
 LONG_PROMPT_TOKENS = 2048
 NUM_MIXED, MIXED_PROMPT_TOKENS, MIXED_OUTPUT_TOKENS = 64, 512, 64
+ENVIRONMENTS = Path("../peers")
 ROWS = (*(f"decode_b{size}" for size in BATCH_SIZES), f"prefill_{LONG_PROMPT_TOKENS}", "mixed_64x512")
 
 
@@ -175,10 +176,12 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", action=NamesOnce, choices=ROWS, default=ROWS)
     parser.add_argument("--repeats", type=count, default=3, help="runs of each row; the one in the middle is printed")
     parser.add_argument("--peers", action="store_true", help="other engines' rows as well, in turn with ours")
-    parser.add_argument("--environments", type=Path, default=Path("../peers"),
-                        help="the folder that benchmarks/peers/setup.sh filled (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--environments", type=Path,
+                        help=f"the folder that benchmarks/peers/setup.sh filled (default: {ENVIRONMENTS})")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     args = parser.parse_args()
+    if args.environments is not None and not args.peers:
+        parser.error("--environments: says nothing without --peers")
     with parser.refusing():
         measure(parser, args)
 
@@ -188,7 +191,8 @@ def measure(parser: Parser, args: argparse.Namespace) -> None:
     if args.peers:
         try:
             num_threads = args.num_threads or len(os.sched_getaffinity(0))
-            setting = Setting(resolve_model(args.model), args.environments.resolve(), None, num_threads)
+            environments = args.environments or ENVIRONMENTS
+            setting = Setting(resolve_model(args.model), environments.resolve(), None, num_threads)
             peers = peers_at_hand(setting)
         except PeerError as error:
             parser.error(str(error))

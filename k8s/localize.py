@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+EXIT_USAGE = 2
 #: what a machine with two cores and no GPU carries; options that a document does not set are not added
 SMALLER: dict[str, Any] = {
     "device": "cpu",
@@ -47,6 +48,20 @@ def localized(
     return local
 
 
+def read_document(path: Path) -> dict[str, Any]:
+    """Raises ValueError if it cannot be read, or is no document of Serve's."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    applications = document.get("applications") if isinstance(document, dict) else None
+    if not isinstance(applications, list) or not all(
+        isinstance(application, dict) and isinstance(application.get("args"), dict) for application in applications
+    ):
+        raise ValueError(f"{path} has no list `applications`, each with its `args`")
+    return document
+
+
 def _local_deployment(deployment: dict[str, Any]) -> dict[str, Any]:
     return {**deployment, "num_replicas": 1} if "num_replicas" in deployment else deployment
 
@@ -66,14 +81,17 @@ def main() -> int:
     parser.add_argument("--metrics-port", type=int, default=9400)
     parser.add_argument("--api-key-file")
     options = parser.parse_args()
-    document = yaml.safe_load(options.document.read_text(encoding="utf-8"))
-    local = localized(
-        document,
-        model=options.model,
-        port=options.port,
-        metrics_port=options.metrics_port,
-        api_key_file=options.api_key_file,
-    )
+    try:
+        local = localized(
+            read_document(options.document),
+            model=options.model,
+            port=options.port,
+            metrics_port=options.metrics_port,
+            api_key_file=options.api_key_file,
+        )
+    except ValueError as error:
+        print(f"{parser.prog}: error: document: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_USAGE
     yaml.safe_dump(local, sys.stdout, sort_keys=False)
     return 0
 

@@ -57,6 +57,8 @@ NO_MODEL = f"--model: there is no folder {NOWHERE}"
         ("benchmarks.governor", ("--trace", "TRACE", "--runs", "0", "--live-only"), "--runs: 0 with --live-only"),
         ("benchmarks.governor", ("--trace", "TRACE", "--target-itl-ms", "0"), "--target-itl-ms: must be"),
         ("benchmarks.governor", ("--trace", "TRACE", *MODEL), NO_MODEL),
+        ("benchmarks.capacity", ("--precision", "1"), "--precision: must be above 0 and below 1"),
+        ("benchmarks.engine", ("--environments", "/"), "--environments: says nothing without --peers"),
         ("benchmarks.grammar_libraries", (), "name"),
         ("benchmarks.grammar_libraries", ("junk",), "name: invalid choice"),
         ("benchmarks.http", ("--environments", NOWHERE), "--environments: there is no folder"),

@@ -335,6 +335,7 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is_asked(
         (("--url", "http://x", "--scale-input", "inf"), "--scale-input: must be a finite number"),
         (("--url", "http://x", "--trial-s", "inf"), "--trial-s: must be a finite number"),
         (("--url", "http://x", "--slo-itl-ms", "infx"), "--slo-itl-ms: must be a finite number"),
+        (("--url", "http://x", "--slo-itl-ms", "x"), "--slo-itl-ms: must be a number above 0, got 'x'"),
         (("--url", "http://x", "--in-process"), "not allowed with"),
         (("--url", "http://x", "--max-num-seqs", "3"), "--max-num-seqs: is an engine option"),
         (("--url", "http://x", "--capacity"), "--capacity: needs --slo"),

@@ -205,3 +205,12 @@ def test_a_pool_that_cannot_hold_one_sequence_is_refused_by_name(
 
     assert main(["serve", "--model", str(model_folder), "--num-device-blocks", "2", "--max-model-len", "64"]) == 2
     assert "--num-device-blocks: 2 blocks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--tensor-parallel-size=2", "--enable-lora", "--quantization=x", "--lora-modules"])
+@pytest.mark.parametrize("command", [("serve",), ("generate",), ("bench", "--in-process")])
+def test_what_is_not_there_yet_is_refused_by_its_option(
+    command: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*command, option]) == 2
+    assert capsys.readouterr().err == f"stallfree: error: {option.partition('=')[0]}: is not available yet\n"

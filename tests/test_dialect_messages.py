@@ -234,3 +234,12 @@ def test_the_official_client_reads_our_errors() -> None:
 
     with pytest.raises(anthropic.APIStatusError, match="cannot grow"):
         with_client(answering("the cat sat", engine_error="cannot grow", fail_after=3), stream)
+
+
+def test_a_request_has_a_time_and_an_error_its_field() -> None:
+    late = ask(answering("one two", delay_s=30.0), timeout=0.1)
+    assert (late.status_code, late.json()["error"]["type"]) == (504, "timeout_error")
+    wrong = ask(answering("x"), timeout=0)
+    assert (wrong.status_code, wrong.json()["error"]["message"][:9]) == (400, "timeout: ")
+    too_long = ask(answering("x"), max_tokens=100_000)
+    assert too_long.json()["error"]["message"].startswith("max_tokens: the model's context is")

@@ -187,3 +187,10 @@ def test_the_client_reads_our_errors() -> None:
         )
     assert caught.value.param == "previous_response_id"
     assert "an earlier response is not supported; none is stored here" in caught.value.message
+
+
+def test_a_request_has_a_time() -> None:
+    late = ask(answering("one two", delay_s=30.0), timeout=0.1)
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+    wrong = ask(answering("x"), timeout=0)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "timeout")

@@ -122,6 +122,17 @@ def test_the_other_dialects_carry_it_where_it_was_asked_for(
     run_explained(folder, scenario)
 
 
+def test_a_prompt_that_is_only_scored_has_no_first_token(folder: Path):
+    async def scenario(api: ExplainedApi) -> None:
+        scored = await api.complete(prompt=[7] * 20, max_tokens=0, echo=True, explain=True)
+        check(scored["explanation"])
+        assert scored["explanation"]["time_to_first_token_ms"] is None
+        answered = await api.complete(prompt=[7] * 20, max_tokens=1, explain=True)
+        assert 0 < answered["explanation"]["time_to_first_token_ms"] <= answered["explanation"]["end_to_end_ms"]
+
+    run_explained(folder, scenario)
+
+
 def test_a_running_request_is_explained_as_far_as_it_has_come(folder: Path):
     async def scenario(api: ExplainedApi) -> None:
         asking = asyncio.create_task(api.complete(prompt=[7] * 20, max_tokens=60, headers={"x-request-id": "running"}))

@@ -6,10 +6,11 @@ from worker.rates import UNMEASURED_BLOCKS_PER_S, SwapRates, measure_swap_rates
 
 
 class Ticks:
-    """A clock that a move of blocks pushes on: by a second to the host, by four back."""
+    """A clock that a move of blocks pushes on: by a second to the host, by four back, and by what comes in between."""
 
-    def __init__(self) -> None:
+    def __init__(self, stalls_s: list[float] | None = None) -> None:
         self.now_s = 0.0
+        self.stalls_s = stalls_s or []
 
     def __call__(self) -> float:
         return self.now_s
@@ -23,6 +24,7 @@ class TimedPool(TensorPool):
     def swap(self, *pairs: list[tuple[int, int]]) -> None:
         super().swap(*pairs)
         self._clock.now_s += (1.0 if pairs[0] else 0.0) + (4.0 if pairs[1] else 0.0)
+        self._clock.now_s += self._clock.stalls_s.pop() if self._clock.stalls_s else 0.0
 
 
 def test_each_way_is_measured_by_itself_and_a_swap_takes_both() -> None:
@@ -32,6 +34,13 @@ def test_each_way_is_measured_by_itself_and_a_swap_takes_both() -> None:
     # One block there and back: 0.1 s + 0.4 s.
     assert 2 / rates.blocks_per_s == pytest.approx(0.5)
     assert rates.note(10**9) == "swapped blocks move to the host at 10.0 GB/s and back at 2.5 GB/s"
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_other_work_of_the_machine_in_one_measurement_changes_nothing(place: int) -> None:
+    clock = Ticks([100.0 * (other == place) for other in range(8)])
+    rates = measure_swap_rates(TimedPool(10, clock), clock)
+    assert (rates.out_blocks_per_s, rates.in_blocks_per_s) == (10.0, 2.5)
 
 
 def test_measuring_leaves_all_blocks_as_they_were() -> None:

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from tests.tiny_models import FAMILIES, save_tiny_model
 from tests.tiny_tokenizers import CHAT_TEMPLATE, KINDS, folder_of, tokenizer_of
 from worker.text import ChatTemplateError, Detokenizer, Tokenizer, TokenizerError
 
@@ -269,3 +270,9 @@ def test_a_model_without_chat_template_names_the_option(tmp_path) -> None:
 def test_a_folder_without_tokenizer_is_refused_by_name(tmp_path) -> None:
     with pytest.raises(TokenizerError, match=str(tmp_path)):
         Tokenizer(tmp_path)
+
+
+def test_a_folder_with_a_model_and_no_tokenizer_is_refused_by_name(tmp_path) -> None:
+    for family in FAMILIES:
+        with pytest.raises(TokenizerError, match=f"{tmp_path / family}"):
+            Tokenizer(save_tiny_model(tmp_path / family, family))

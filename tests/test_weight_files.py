@@ -14,7 +14,7 @@ from tests.fused_models import SIZES, Stepper, logits_in_one_go, random_prompt, 
 from tests.tiny_models import load_reference
 from worker.config import EngineConfig
 from worker.loading import load_runner
-from worker.weights import WeightsError, check_safetensors, weight_files
+from worker.weights import WeightsError, check_checkpoint, check_safetensors, weight_files
 
 PROMPT = random_prompt(20, 1)
 BACKENDS = ("auto", "torch_sdpa")
@@ -168,3 +168,9 @@ def test_a_damaged_file_that_is_no_part_of_the_model_does_no_harm(tmp_path: Path
     (folder / "adapter_model.safetensors").write_bytes(b"half of")
     check_safetensors(folder)
     assert weight_files(folder) == [folder / "model.safetensors"]
+
+
+def test_an_adapter_is_refused_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(WeightsError, match="holds a LoRA adapter; adapters are not available yet"):
+        check_checkpoint(tmp_path)

@@ -26,7 +26,8 @@ _POSITIVE = (
     "kv_cache_memory", "chunk_alignment", "num_threads", "cuda_graph_memory",
 )  # fmt: skip
 _NOT_NEGATIVE = ("max_num_partial_prefills", "long_prefill_threshold", "min_prefill_tokens")
-_NOT_YET = {"tensor_parallel_size": 1, "quantization": None, "enable_lora": False}
+#: options of what is not there yet, and the values that ask for nothing
+NOT_YET = {"tensor_parallel_size": 1, "quantization": None, "enable_lora": False}
 #: A prompt of max_model_len - 1 tokens gives one token; a model length of 1 could answer nothing.
 _SHORTEST_MODEL_LEN = 2
 
@@ -173,7 +174,7 @@ def check_engine_config(config: EngineConfig) -> None:
     for tenant, weight in config.tenant_weights.items():
         if not _is_number(weight) or not 0.0 < weight < float("inf"):
             raise ConfigError("tenant_weights", f"the weight of {tenant!r} must be a number above 0, got {weight}")
-    for option, default in _NOT_YET.items():
+    for option, default in NOT_YET.items():
         if getattr(config, option) != default:
             raise ConfigError(option, f"is not available yet (got {getattr(config, option)!r})")
     if config.num_device_blocks is not None and config.kv_cache_memory is not None:

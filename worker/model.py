@@ -3,12 +3,15 @@
 Owns the model and the bridge to its attention. Knows neither rows' requests nor how blocks are laid out.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from worker.attention.backend import AttentionBackend, AttentionBatch, AttentionFeatures, AttentionNotSupported
 from worker.model_config import one_line
@@ -18,6 +21,18 @@ from worker.weights import WeightsError
 ATTENTION_NAME = "stallfree_paged"
 #: what says nothing of the model
 _MEMORY_ERRORS = (MemoryError, torch.OutOfMemoryError)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Of Transformers, which draws one on standard error; what the program itself has asked of it holds afterwards."""
+    was_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            transformers_logging.enable_progress_bar()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +110,20 @@ def load_causal_model(
     # No mask function is registered under this name: Transformers then builds none, and the backend masks.
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            use_safetensors=True,
-            weights_only=True,
-            local_files_only=True,
-            trust_remote_code=trust_remote_code,
-            # They are refused below, by name.
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+        with _no_progress_bar():
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                use_safetensors=True,
+                weights_only=True,
+                local_files_only=True,
+                trust_remote_code=trust_remote_code,
+                # They are refused below, by name.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
     except _MEMORY_ERRORS:
         raise
     except Exception as error:  # each family's code raises what it likes

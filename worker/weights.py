@@ -50,6 +50,8 @@ def resolve_model(model: str, revision: str | None = None, *, trust_remote_code:
 def check_checkpoint(folder: Path) -> Path:
     """`folder` itself, if it has a configuration and safetensors; raises `WeightsError` if not."""
     if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise WeightsError(f"{folder} holds a LoRA adapter; adapters are not available yet")
         raise WeightsError(f"{folder} holds no config.json")
     if not any(folder.glob("*.safetensors")):
         pickles = sorted(path.name for path in [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])

@@ -107,7 +107,7 @@ def main() -> int:
         results.append(item)
         if args.json:
             print(json.dumps(item), flush=True)
-    if not args.json:
+    if results and not args.json:
         print(table(results))
     return 0 if results else 1
 

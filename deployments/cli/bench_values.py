@@ -132,6 +132,7 @@ def num_tokens(text: str) -> int:
 
 
 def itl_limit(text: str) -> ItlLimit:
-    if text.endswith("x"):
-        return ItlLimit(factor=positive(text[:-1]))
+    factor = text.removesuffix("x")
+    if factor and factor != text:
+        return ItlLimit(factor=positive(factor))
     return ItlLimit(value_ms=positive(text))

@@ -15,6 +15,7 @@ from worker.config import (
     DEFAULT_MAX_NUM_SEQS,
     DEVICES,
     DTYPES,
+    NOT_YET,
     ConfigError,
     EngineConfig,
     check_engine_config,
@@ -25,6 +26,8 @@ PROGRAM = "stallfree"
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+#: how argparse begins what it says of options that no parser has
+_UNKNOWN = "unrecognized arguments: "
 
 
 class UsageError(Exception):
@@ -38,6 +41,10 @@ class OneLineParser(argparse.ArgumentParser):
     """Reports a bad command line in one line; the usage is what --help is for."""
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith(_UNKNOWN):
+            option = message.removeprefix(_UNKNOWN).split()[0].partition("=")[0]
+            if option in _NOT_YET:
+                message = f"{option}: is not available yet"
         self.exit(EXIT_USAGE, error_line(message.removeprefix("argument ")))
 
 
@@ -48,6 +55,10 @@ def error_line(message: str) -> str:
 def option_of(name: str) -> str:
     """The command line's spelling of an option of `EngineConfig`."""
     return "--" + name.replace("_", "-")
+
+
+#: users of other servers know this one as well
+_NOT_YET = frozenset({*map(option_of, NOT_YET), "--lora-modules"})
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from deployments.cli.options import UsageError, given_engine_options, usage_error, whole_number
+from deployments.cli.options import UsageError, given_engine_options, option_of, usage_error, whole_number
 from scheduler.recording_reader import Recording, RecordingError, is_recording
 from scheduler.replay import Replayer
 from scheduler.step_fit import FitError, StepTimes
@@ -26,6 +26,11 @@ ENDLESS = "endless"
 #: of an endless pool; the watermark comes out of it
 _ENDLESS_MARGIN = 1.03
 _NO_MODEL_LIMIT = 2**40
+#: options that decide nothing where no model runs
+_OF_A_MODEL = frozenset({
+    "model", "revision", "trust_remote_code", "dtype", "device", "kv_cache_memory", "gpu_memory_utilization",
+    "num_threads", "attention_backend", "enforce_eager", "cuda_graph_memory", "async_scheduling",
+})  # fmt: skip
 
 
 def pool_size(text: str) -> int | str:
@@ -74,8 +79,9 @@ def config_for_recording(args: argparse.Namespace, recording: Recording) -> Reso
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
     given = given_engine_options(args)
-    if "kv_cache_memory" in given:
-        raise UsageError("--kv-cache-memory", "says nothing without a model: use --num-device-blocks")
+    for name in sorted(_OF_A_MODEL & given.keys()):
+        hint = ": use --num-device-blocks" if name == "kv_cache_memory" else ""
+        raise UsageError(option_of(name), f"says nothing without a model{hint}")
     return given
 
 

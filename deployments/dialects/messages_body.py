@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from deployments.dialects.messages_blocks import Content, ToolResult, ToolUse, assistant_message, text_of, user_messages
 from deployments.protocol.errors import bad_request
-from deployments.protocol.fields import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from deployments.protocol.fields import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, Timeout
 from deployments.protocol.messages import MAX_MESSAGES, Message, TextPart
 from deployments.protocol.parsing import Refusals, parse_body
 from deployments.protocol.requests import ChatRequest
@@ -127,6 +127,7 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     stream: bool | None = None
     service_tier: str | None = None
+    timeout: Timeout = None
     explain: bool | None = None
 
     def _chat_fields(self) -> dict[str, Any]:
@@ -138,6 +139,7 @@ class MessagesRequest(CountTokensRequest):
             "top_p": self.top_p,
             "top_k": self.top_k,
             "stream": self.stream,
+            "timeout": self.timeout,
         }
 
 

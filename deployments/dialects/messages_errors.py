@@ -19,4 +19,6 @@ _KINDS = {
 def messages_error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """The fields of `error` by Anthropic's names; which field was at fault stands in the message."""
     kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    is_named = error.param is None or error.param in error.message
+    message = error.message if is_named else f"{error.param}: {error.message}"
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from deployments.dialects.responses_items import InputItem, chat_messages, items_of
 from deployments.dialects.responses_tools import ResponseTool, ResponseToolChoice, TextOptions, chat_choice
 from deployments.protocol.errors import bad_request
-from deployments.protocol.fields import MAX_EFFORT_CHARS, MAX_LOGPROBS
+from deployments.protocol.fields import MAX_EFFORT_CHARS, MAX_LOGPROBS, Timeout
 from deployments.protocol.messages import MAX_MESSAGES
 from deployments.protocol.parsing import Refusals, parse_body
 from deployments.protocol.requests import ChatRequest
@@ -74,6 +74,7 @@ class ResponsesRequest(BaseModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
+    timeout: Timeout = None
     explain: bool | None = None
 
     @classmethod
@@ -101,6 +102,7 @@ class ResponsesRequest(BaseModel):
             logprobs=self.with_logprobs,
             top_logprobs=self.top_logprobs if self.with_logprobs else None,
             stream=self.stream,
+            timeout=self.timeout,
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             tools=[tool.tool for tool in self.tools or []] or None,
             tool_choice=chat_choice(self.tool_choice, has_tools=bool(self.tools)),

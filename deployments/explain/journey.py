@@ -80,7 +80,7 @@ class Journey:
             elif isinstance(frame, Tokens):
                 attempt.tokens_us = now_us
                 attempt.was_backlogged = now_us - self._asked_us < _BACKLOG_US
-                if self.first_token_us is None:
+                if self.first_token_us is None and any(event.token_ids for event in frame.events):
                     self.first_token_us = now_us
                 for event in frame.events:
                     if event.life is not None:

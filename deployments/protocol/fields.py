@@ -25,6 +25,8 @@ RENDERING_ARGUMENTS = frozenset(
 )  # fmt: skip
 
 Prompt = str | list[int]
+#: seconds from the request's arrival
+Timeout = Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None
 
 
 def _stop_list(value: Any) -> Any:

@@ -22,6 +22,7 @@ from deployments.protocol.fields import (
     Prompts,
     StopStrings,
     TemplateArguments,
+    Timeout,
 )
 from deployments.protocol.messages import MAX_MESSAGES, Message
 from deployments.protocol.parsing import Refusals, parse_body
@@ -64,7 +65,7 @@ class GenerationRequest(_Body, AnswerForm):
     length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = None
     early_stopping: EarlyStopping = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    timeout: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    timeout: Timeout = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

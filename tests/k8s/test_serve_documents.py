@@ -1,5 +1,6 @@
 """The Serve documents: Ray parses them, our own checks take their arguments, one machine can carry them cut down."""
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from deployments.app import INGRESS_NAME, WORKER_NAME
 from deployments.cli.local_ray import APP_NAME
 from deployments.config import RAY_ENVIRONMENT, AppArgs, app_args_from
 from deployments.live_options import UserConfig
-from k8s.localize import SMALLER, localized
+from k8s.localize import SMALLER, localized, main
 from tests.k8s.manifests import APPLIED, K8S, ROOT, serve_args, serve_deployments, serve_document
 
 APPLICATION = {"import_path": "deployments.app:build"}
@@ -132,3 +133,19 @@ def test_the_base_has_the_environment_that_the_code_sets() -> None:
         variables = group["template"]["spec"]["containers"][0]["env"]
         flags = {each["name"]: each["value"] for each in variables if each["name"].startswith("RAY_")}
         assert flags == RAY_ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    "text", [None, "a: [", "- 1", "applications: 3", "applications: [{name: x}]", "applications: [{args: []}]"]
+)
+def test_what_is_no_document_is_refused_in_one_line(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "serve.yaml"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["localize", str(path)])
+    assert main() == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"python -m k8s.localize: error: document: {path}")
+    assert error.count("\n") == 1

@@ -87,7 +87,7 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
         if self._template is None:
-            raise ChatTemplateError("the model has no chat template; start the server with --chat-template")
+            raise ChatTemplateError("the model has no chat template, and none was given (of a server: --chat-template)")
         try:
             rendered: str = self._time_limit.run(
                 lambda: self._wrapper.apply_chat_template(

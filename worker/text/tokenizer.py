@@ -43,6 +43,9 @@ class Tokenizer:
         if not isinstance(backend, tokenizers.Tokenizer):
             kind = type(wrapper).__name__
             raise TokenizerError(f"{folder}: no tokenizer.json, and none could be built for a {kind}")
+        if backend.get_vocab(with_added_tokens=False).keys() <= set(wrapper.all_special_tokens):
+            # What Transformers makes where there is nothing to make one of.
+            raise TokenizerError(f"{folder} holds no tokenizer")
         self._backend = copy.deepcopy(backend)
         self._backend.no_truncation()
         self._backend.no_padding()
