@@ -20,15 +20,23 @@ SEEN_TIMEOUT_S = 10.0
 #: A process with a "Ray" of its own, and one that the raylet has started and nobody else knows; it says their ids.
 _MAIN = """
 import subprocess, sys, time
-from deployments.cli.ray_watch import end_with_ray
+from deployments.cli import ray_watch
 
 gcs, raylet = (subprocess.Popen([f"{sys.argv[1]}/{name}", "60"]) for name in ("gcs_server", "raylet"))
 lost = subprocess.run(
     "sleep 60 >/dev/null 2>&1 & echo $!", shell=True, env={"RAY_RAYLET_PID": str(raylet.pid)}, capture_output=True
 )
 print(gcs.pid, raylet.pid, int(lost.stdout), flush=True)
-end_with_ray(lambda why: print(why, flush=True))
-time.sleep(60)
+say = lambda why: print(why, flush=True)
+if sys.argv[2] == "watches":
+    ray_watch.end_with_ray(say)
+    time.sleep(60)
+else:
+    ray_watch._ORDERLY_END_TIMEOUT_S = 0.5
+    with ray_watch.ending_ray(say):
+        pass
+    with ray_watch.ending_ray(say):
+        time.sleep(60)
 """
 
 
@@ -87,14 +95,19 @@ def test_what_has_ended_before_the_watch_is_told():
     assert told.names == ["process"]
 
 
-def test_nothing_is_left_of_a_cluster_whose_gcs_server_is_killed(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [("watches", "gcs_server is gone\n"), ("ends Ray in vain", "it did not do so in order within 0.5 s\n")],
+)
+def test_nothing_is_left_of_a_cluster_whose_gcs_server_is_killed(mode: str, why: str, tmp_path: Path):
     for name in ("gcs_server", "raylet"):
         shutil.copy(str(shutil.which("sleep")), tmp_path / name)
-    with subprocess.Popen([sys.executable, "-c", _MAIN, str(tmp_path)], stdout=subprocess.PIPE, text=True) as main:
+    command = [sys.executable, "-c", _MAIN, str(tmp_path), mode]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as main:
         assert main.stdout is not None
         processes = [psutil.Process(int(pid)) for pid in main.stdout.readline().split()]
         assert alive(processes) == ["gcs_server", "raylet", "sleep"]
         processes[0].kill()
-        assert main.stdout.read() == "gcs_server is gone\n"
+        assert main.stdout.read() == why
         assert main.wait(SEEN_TIMEOUT_S) == 1
     assert alive(processes) == []
