@@ -23,7 +23,9 @@ NUM_AT_ONCE = 6
 ANSWER_TOKENS = 8
 #: a pool that holds what runs and three of the eight prefixes
 NUM_BLOCKS = 216
-MIN_GAIN = 2.0
+#: Twice as often is the claim, but what is found at random is left to chance here, a tenth more or less. Exactly, with
+#: draws that are always the same: tests/test_routing.py.
+MIN_GAIN = 1.75
 #: of the worker that was given most requests, over the mean
 MOST_UNEVEN = 1.3
 
