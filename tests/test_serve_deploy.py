@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,12 @@ class Cluster:
     def worker_pids(self) -> set[int]:
         """By the names that Ray gives to the processes of replicas."""
         name = f"ray::ServeReplica:stallfree:{WORKER_NAME}"
-        processes = psutil.Process().children(recursive=True)
-        return {process.pid for process in processes if any(name in part for part in process.cmdline())}
+        pids = set()
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                if any(name in part for part in process.cmdline()):
+                    pids.add(process.pid)
+        return pids
 
     def live_options(self) -> dict[str, float]:
         text = httpx.get(f"{self.url}/metrics").text
