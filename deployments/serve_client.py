@@ -252,5 +252,12 @@ def _is_unreachable(error: BaseException) -> bool:
 
 
 def _cancel(response: Response) -> None:
-    """Leaving a stream alone would let the worker generate to the end."""
+    """Leaving a stream alone would let the worker generate to the end.
+
+    Where Serve's router runs on this loop, its own `cancel` passes over a call that has been sent when nobody has
+    fetched the result yet: a client that leaves in just that moment.
+    """
     response.cancel()  # type: ignore[no-untyped-call]
+    sent = response._replica_result_future
+    if sent.done() and not sent.cancelled() and sent.exception() is None:
+        sent.result().cancel()

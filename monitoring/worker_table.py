@@ -76,8 +76,8 @@ WORKER_METRICS = (
     ),
     gauge(
         "stallfree_swap_bytes_per_second",
-        "What one batched copy of KV cache blocks reached at start, to the host (out) and back (in); the choice of "
-        "preemption rests on it",
+        "What a batched copy of KV cache blocks reached at start, the fastest of five, to the host (out) and back "
+        "(in); the choice of preemption rests on it",
         WORKER,
         "direction",
         "in",

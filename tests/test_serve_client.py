@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from ray.exceptions import ActorUnavailableError
 
+from deployments import serve_client
 from deployments.frames import Accepted, Frame, Heartbeat, Overloaded, Tokens
 from deployments.router_state import RouterState
 from deployments.serve_client import ClientTimeouts, ServeWorkerClient
@@ -38,6 +40,7 @@ class Response:
     def __init__(self, script: Script) -> None:
         self._items = self._play(script)
         self.is_cancelled = False
+        self._replica_result_future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -289,3 +292,53 @@ def test_our_own_cancellation_is_not_the_workers():
         return await task
 
     assert asyncio.run(scenario()) is False
+
+
+class SentCall:
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class UnfetchedResponse(Response):
+    """The call was sent, and nobody has looked at it yet: what Serve's own `cancel` does then is nothing."""
+
+    def __init__(self) -> None:
+        super().__init__([60.0])
+        self.call = SentCall()
+        self._replica_result_future.set_result(self.call)
+
+    def cancel(self) -> None:
+        pass
+
+
+def test_a_client_that_leaves_when_the_call_has_just_been_sent_ends_it() -> None:
+    async def scenario() -> None:
+        state = RouterState()
+        handle = Handle(state, {})
+        client = ServeWorkerClient(handle, TIMEOUTS, state)  # type: ignore[arg-type]
+        response = UnfetchedResponse()
+        client._generate = SimpleNamespace(remote=lambda request: response)  # type: ignore[assignment]
+        reading = asyncio.create_task(anext(client.generate(EngineRequest("r", [1], SamplingParams(max_tokens=4)))))
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert response.call.is_cancelled
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ends_by", ["failure", "cancel"])
+def test_a_call_that_was_never_sent_can_be_left(ends_by: str) -> None:
+    async def scenario() -> None:
+        response = Response([60.0])
+        if ends_by == "failure":
+            response._replica_result_future.set_exception(RuntimeError("nobody was there"))
+        else:
+            response._replica_result_future.cancel()
+        serve_client._cancel(response)  # type: ignore[arg-type]
+        assert response.is_cancelled
+
+    asyncio.run(scenario())
