@@ -260,4 +260,4 @@ def _cancel(response: Response) -> None:
     response.cancel()  # type: ignore[no-untyped-call]
     sent = response._replica_result_future
     if sent.done() and not sent.cancelled() and sent.exception() is None:
-        sent.result().cancel()
+        sent.result().cancel()  # type: ignore[no-untyped-call]
