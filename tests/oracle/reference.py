@@ -1,4 +1,4 @@
-"""The plain loop that the engine is held against: Transformers alone, one sequence, one token at a time.
+"""The plain loop that the engine is held against: Transformers alone, one sequence, one token at a time, or a guess.
 
 Owns the loop and its margins. Shares nothing with the engine but the sampler's scores, where a request is sampled
 or penalized: it batches, chunks, pages and preempts nothing.

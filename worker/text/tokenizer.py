@@ -43,7 +43,10 @@ class Tokenizer:
         if not isinstance(backend, tokenizers.Tokenizer):
             kind = type(wrapper).__name__
             raise TokenizerError(f"{folder}: no tokenizer.json, and none could be built for a {kind}")
-        if backend.get_vocab(with_added_tokens=False).keys() <= set(wrapper.all_special_tokens):
+        special = set(wrapper.all_special_tokens)
+        # By its size first: the vocabulary itself is long.
+        is_short = backend.get_vocab_size(with_added_tokens=False) <= len(special)
+        if is_short and backend.get_vocab(with_added_tokens=False).keys() <= special:
             # What Transformers makes where there is nothing to make one of.
             raise TokenizerError(f"{folder} holds no tokenizer")
         self._backend = copy.deepcopy(backend)
